@@ -3,32 +3,37 @@
 import io
 import re
 import shlex
+import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from specjax.bench.rounds import PARTS, round_figures
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.core.memory import device_bytes
 from specjax.core.text import token_texts
-from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafter import Drafter, Params, Proposal
+from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.state import Generation
+from specjax.decoding.state import Generation, LoopState
+from specjax.decoding.tree import DraftTree, Verification
 from specjax.loading.hub import POCKET
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
+from specjax.models.target import ModelOutput
 from specjax.run.attribution import Span, sources_in_prompt, spans_of
-from specjax.run.runner import Round, Runner
+from specjax.run.runner import Runner
 
 if TYPE_CHECKING:
     from IPython.display import HTML, Markdown
@@ -66,6 +71,7 @@ document.addEventListener("mouseover", event => light(event.target, true));
 document.addEventListener("mouseout", event => light(event.target, false));
 </script></html>
 """
+PARTS = ("draft", "verify", "rest")
 PART_STYLES: dict[str, dict[str, Any]] = {
     "draft": {"facecolor": "white", "hatch": "////", "edgecolor": "black"},
     "verify": {"facecolor": "0.55", "edgecolor": "black"},
@@ -75,6 +81,22 @@ PART_STYLES: dict[str, dict[str, Any]] = {
 PART_NAMES = {"rest": "commit, update", "plain": "plain step"}
 BAR_HEIGHT = 0.7
 Node = tuple[int, int, int, str]  # parent, depth, token and kind
+
+
+class Round(NamedTuple):
+    """One round of a single sequence: its tree, what was accepted, and the seconds of its parts."""
+
+    draft: float
+    verify: float  # the target pass and the verification
+    rest: float  # the commit and the drafter's update
+    num_tokens: int  # committed, bonus included
+    tree: DraftTree | None = None
+    verification: Verification | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all parts."""
+        return self.draft + self.verify + self.rest
 
 
 def fitting(memory: int | None) -> tuple[str, str | None]:
@@ -185,8 +207,47 @@ def trace_rounds(
     method = "", target, drafter, drafter_params
     runner = Runner.for_prompts(*method, [ids], max_new_tokens)
     for _ in range(2):  # the first run compiles
-        rounds = list(runner.rounds(runner.prepare([ids])))
+        rounds = list(timed_rounds(runner, ids))
     return rounds
+
+
+def timed_rounds(runner: Runner, ids: Sequence[int]) -> Iterator[Round]:
+    """Continues a single prompt and times the parts of every round.
+
+    Separate parts take a little longer than a round in one program: each is started from the
+    host and must write its results.
+    """
+    engine, params = runner.engine, runner.params
+    state = runner.prefill(runner.prepare([ids]))
+    while not bool(state.is_done[0]):
+        length, times = int(state.length[0]), [time.perf_counter()]
+        state, proposal = jax.block_until_ready(_propose(engine, params, state))
+        times.append(time.perf_counter())
+        state, output, verification = jax.block_until_ready(
+            _verify(engine, params, state, proposal)
+        )
+        times.append(time.perf_counter())
+        state = jax.block_until_ready(
+            _commit(engine, params, state, proposal.tree, output, verification)
+        )
+        times.append(time.perf_counter())
+        drafting, verifying, rest = (after - before for before, after in pairwise(times))
+        num_tokens = int(state.length[0]) - length
+        tree, verification = jax.device_get((proposal.tree, verification))
+        yield Round(drafting, verifying, rest, num_tokens, tree, verification)
+
+
+# The state is donated, as decoding's own loop changes its caches in place.
+_part = partial(jax.jit, static_argnums=0, donate_argnames="state")
+_propose, _commit = map(_part, (Engine.propose, Engine.commit))
+
+
+@_part
+def _verify(
+    engine: Engine, params: Params, state: LoopState, proposal: Proposal
+) -> tuple[LoopState, ModelOutput, Verification]:
+    output, verification, cache = engine.verify(params, state, proposal)
+    return replace(state, cache=cache), output, verification
 
 
 def mixed_round(rounds: Sequence[Round]) -> Round:
@@ -280,21 +341,18 @@ def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) ->
     """Draws rounds of each method, and below them plain decoding's steps for the same tokens.
 
     Plain decoding comes first. Bars are as long as the medians; the number on a round is how many
-    tokens it committed (ParallelSpec, figures 1 and 5). The rounds are consecutive ones whose
-    accepted length is closest to the average.
+    tokens it committed (ParallelSpec, figures 1 and 5).
     """
-    plain, *others = (round_figures(name, rounds) for name, rounds in methods.items())
+    plain, *others = methods
+    step = sum(_milliseconds(methods[plain]).values())
     figure = Figure(figsize=(10, 1.2 + 1.2 * len(others)), layout="constrained")
     axes = figure.add_subplot()
     labels = []
-    for method in others:
-        tokens = [one.num_tokens for one in methods[method["method"]]]
-        runs = [tokens[at : at + num_rounds] for at in range(max(1, len(tokens) - num_rounds + 1))]
-        excerpt = min(runs, key=lambda run: abs(fmean(run) - method["accepted_length"]))
-        _draw_rounds(axes, len(labels), method, excerpt)
-        labels.append(method["method"])
-        _draw_steps(axes, len(labels), 1e3 * plain["round_seconds"], sum(excerpt))
-        labels.append(f"plain, {sum(excerpt)} tokens")
+    for name in others:
+        excerpt = _typical([one.num_tokens for one in methods[name]], num_rounds)
+        _draw_rounds(axes, len(labels), _milliseconds(methods[name]), excerpt)
+        _draw_steps(axes, len(labels) + 1, step, sum(excerpt))
+        labels += [name, f"plain, {sum(excerpt)} tokens"]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
@@ -305,15 +363,25 @@ def rounds_over_time(methods: Mapping[str, Sequence[Round]], num_rounds: int) ->
     return figure
 
 
-def _draw_rounds(axes: Axes, row: int, method: Mapping[str, Any], excerpt: Sequence[int]) -> None:
-    length = 1e3 * method["round_seconds"]
+def _typical(tokens: Sequence[int], count: int) -> Sequence[int]:
+    """Returns the tokens of `count` consecutive rounds, those closest to the average."""
+    runs = [tokens[at : at + count] for at in range(max(1, len(tokens) - count + 1))]
+    return min(runs, key=lambda run: abs(fmean(run) - fmean(tokens)))
+
+
+def _milliseconds(rounds: Sequence[Round]) -> dict[str, float]:
+    """Returns the median time of each part."""
+    return {part: 1e3 * median(getattr(one, part) for one in rounds) for part in PARTS}
+
+
+def _draw_rounds(axes: Axes, row: int, parts: Mapping[str, float], excerpt: Sequence[int]) -> None:
+    length = sum(parts.values())
     place, offset = (row - BAR_HEIGHT / 2, BAR_HEIGHT), 0.0
-    for part in PARTS:
-        width = 1e3 * method[f"{part}_seconds"]
+    for part, width in parts.items():
         bars = [(number * length + offset, width) for number in range(len(excerpt))]
         axes.broken_barh(bars, place, linewidth=0.8, label=part, **PART_STYLES[part])
         offset += width
-    middle = 1e3 * (method["draft_seconds"] + method["verify_seconds"] / 2)
+    middle = parts["draft"] + parts["verify"] / 2
     for number, num_tokens in enumerate(excerpt):
         box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
         text = {"ha": "center", "va": "center", "fontsize": 8, "bbox": box}

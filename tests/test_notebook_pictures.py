@@ -5,9 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from specjax import notebook
-from specjax.bench.rounds import PARTS
 from specjax.run.attribution import Span
-from specjax.run.runner import Round
 
 
 class Reader(HTMLParser):
@@ -43,9 +41,12 @@ def test_the_page_shows_both_sides_and_escapes_them():
     assert "2 of 4 output tokens" in page
 
 
-def by_hand(draft: float, lengths: list[int]) -> list[Round]:
+def by_hand(draft: float, lengths: list[int]) -> list[notebook.Round]:
     """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
-    return [Round(9.0, 9.0, 9.0, 1), *(Round(draft, 4e-3, 1e-3, length) for length in lengths)]
+    return [
+        notebook.Round(9.0, 9.0, 9.0, 1),
+        *(notebook.Round(draft, 4e-3, 1e-3, length) for length in lengths),
+    ]
 
 
 PLAIN = by_hand(0.0, [1, 1, 1, 1])
@@ -63,7 +64,7 @@ def test_rounds_are_drawn_to_scale_above_plain_steps():
         row = round((corners[..., 1].min() + corners[..., 1].max()) / 2)
         starts, ends = corners[..., 0].min(axis=1), corners[..., 0].max(axis=1)
         drawn[row, bars.get_label()] = np.stack([starts, ends], axis=1)
-    assert len(drawn) == len(axes.collections) == 2 * (len(PARTS) + 1)
+    assert len(drawn) == len(axes.collections) == 2 * (len(notebook.PARTS) + 1)
     rounds, steps = 8.0 * np.arange(3)[:, None], 5.0 * np.arange(8)[:, None]
     for row in (0, 2):
         np.testing.assert_allclose(drawn[row, "draft"], np.add(rounds, (0, 3)))

@@ -1,8 +1,9 @@
 """Compares the papers' claims with a finished benchmark: python -m benchmarks.claims FOLDER
 
-FOLDER is that of `specjax bench --methods all --temperature 0,1 --trace --out FOLDER`; the claims
-read what is there. `python -m benchmarks.claims.ablations --out FOLDER` adds evidence; claims
-without any are listed with the command that would measure them.
+FOLDER is that of `specjax bench --methods all --temperature 0,1 --out FOLDER`; the claims read what
+is there. `python -m benchmarks.claims.ablations --out FOLDER` adds evidence, and so does `python -m
+benchmarks.claims.traces --out FOLDER`; claims without any are listed with the command that would
+measure them.
 """
 
 from collections import Counter

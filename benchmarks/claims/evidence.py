@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.claims.curves import Curve, read_curves
+from benchmarks.claims.traces import read_traces
 from recipes.pocket import edits
 from specjax.bench.measure import Sample
 from specjax.bench.results import Point, read_results, read_samples
@@ -103,7 +104,7 @@ class Evidence:
     def trace(self, method: str) -> Mapping[str, Any]:
         """Returns the times of a method's rounds; raises NotMeasured."""
         if "draft_quartiles" not in self.traces.get(method, {}):
-            raise NotMeasured("specjax bench --methods all --trace --out FOLDER")
+            raise NotMeasured("python -m benchmarks.claims.traces --out FOLDER")
         return self.traces[method]
 
     def point(self, setting: str, series: str, value: Any) -> Point:
@@ -129,8 +130,7 @@ def read_evidence(folder: Path) -> Evidence:
     for row in results.rows:
         if row.batch == 1:
             rows.setdefault(row.temperature, []).append(row)
-    traces = {trace["method"]: trace for trace in results.traces.get("methods", ())}
-    return Evidence(str(folder), samples, rows, traces, read_curves(folder))
+    return Evidence(str(folder), samples, rows, read_traces(folder), read_curves(folder))
 
 
 def decide(spread: Spread, bar: float, count: int, is_below: bool = False) -> Verdict:

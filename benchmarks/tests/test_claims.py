@@ -31,8 +31,9 @@ from benchmarks.claims.evidence import (
     read_evidence,
 )
 from benchmarks.claims.papers import PAPERS, Claim
+from benchmarks.claims.traces import TRACES
 from specjax.bench.measure import PLAIN, GeneratedText, Program, Sample
-from specjax.bench.results import TRACES, Condition, Point, open_results
+from specjax.bench.results import Condition, Point, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt
@@ -197,7 +198,7 @@ def test_the_time_to_draft_is_judged_by_opposite_quartiles():
     assert DraftsFaster("slow", "five")(found).verdict == Verdict.UNDECIDED
     assert DraftsInLess("one pass", 0.2)(found).verdict == Verdict.HOLDS
     assert DraftsInLess("five", 0.2)(found).verdict == Verdict.FAILS
-    with pytest.raises(NotMeasured, match="--trace"):
+    with pytest.raises(NotMeasured, match="traces --out"):
         DraftsInLess("other", 0.2)(found)
 
 
@@ -238,7 +239,7 @@ def test_evidence_is_read_from_a_finished_benchmark(folder):
     assert AcceptsMore("eagle", PLAIN)(found).spread.figure == pytest.approx(6.0)
     assert SameTokens(0.0)(found).verdict == Verdict.HOLDS
     assert found.trace("eagle")["num_rounds"] == 3
-    assert found.point("K", "new", 10, "").accepted_length == 2.0
+    assert found.point("K", "new", 10).accepted_length == 2.0
 
 
 def test_missing_evidence_names_the_command_that_measures_it(folder):
@@ -247,7 +248,7 @@ def test_missing_evidence_names_the_command_that_measures_it(folder):
         Faster("eagle", "medusa"): "specjax bench --methods all --temperature 0 --out FOLDER",
         AcceptsMore("eagle", "eagle", temperature=1.0): "--temperature 1 --out FOLDER",
         SameTokens(1.0): "--temperature 1 --out FOLDER",
-        DraftsInLess("medusa", 0.1): "--trace --out FOLDER",
+        DraftsInLess("medusa", 0.1): "claims.traces --out FOLDER",
         Faster("disco", "eagle"): "disco=draft-model --set disco.rule=disco --out FOLDER",
     }
     for check, command in commands.items():

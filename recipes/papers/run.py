@@ -19,6 +19,7 @@ from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import make_contestants, run_bench
 from specjax.cli import COMMANDS
 from specjax.cli.parser import parse
+from specjax.cli.tune import show_sweep
 from specjax.core.files import read_json, write_whole
 from specjax.core.memory import device_bytes
 from specjax.loading.methods import METHODS
@@ -26,6 +27,7 @@ from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io.classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
+from specjax.tuning.runs import Workload
 
 from .estimate import DECODING, OTHER_SPEED, in_hours, summary
 from .figures import (
@@ -38,6 +40,7 @@ from .figures import (
     uses_samples,
 )
 from .inputs import TRIAL, Inputs
+from .lengths import tune_length
 from .oracle import WithOracle
 from .questions import fetched, num_words, sources_of, write_tasks
 from .quotesum import evaluate, read_quotesum
@@ -106,12 +109,9 @@ class Reproduction(Inputs):
         tuned: dict[str, dict[str, Any]] = {}
         if any(TUNED in variant.settings.values() for variant in variants.values()):
             classifier, validation = self.classifier(part), self.tasks_of(part, 1)
-            for rule in ("fixed", "disco"):
-                flags = ["--rule", rule, *self.drafter_flags(part)]
-                flags += ["--classifier", str(classifier)] if rule == "disco" else []
-                file = self.tuned("length", part, validation, flags)
-                tuned[rule] = read_json(file)["settings"]["draft-model"]
-            tuned["disco"]["classifier"] = str(classifier)
+            tuned["fixed"] = self.tuned_length(part, validation, rule="fixed")
+            disco = {"rule": "disco", "classifier": str(classifier)}
+            tuned["disco"] = disco | self.tuned_length(part, validation, **disco)
         return self.measured(part, tasks, sources, tuned)
 
     def measure_classifier(self, part: Part) -> Figures:
@@ -304,6 +304,21 @@ class Reproduction(Inputs):
         if not file.is_file():
             self.command("tune", what, "--out", str(file), *flags)
         return file
+
+    def tuned_length(self, part: Part, tasks: Path, **rule: str) -> dict[str, Any]:
+        """Tunes a rule of the draft model unless that is done, and returns its settings."""
+        source = self.source_of("draft-model", part)
+        name = f"{part.model}-length-{checksum(source, rule, tasks.read_text(encoding='utf-8'))}"
+        file = self.out / "tuned" / f"{name}.json"
+        if not file.is_file():
+            self.say(f"tuning {rule['rule']}")
+            target = self.load(part)
+            drafter: Any
+            drafter, params = load_drafter("draft-model", target, source, **rule)
+            workload = Workload.of_tasks(target, str(tasks), ALL_TASKS, self.recipe.max_new_tokens)
+            settings = tune_length(workload, drafter, params, show_sweep)
+            write_whole(file, json.dumps(settings).encode())
+        return read_json(file)
 
     def command(self, *arguments: str) -> None:
         """Runs a command of specjax in this process."""

@@ -66,9 +66,6 @@ class BenchOptions:
     """Also measure the greedy decoding, prompt lookup and draft model of other libraries with the
     same weights: transformers, in float32 on a CPU (needs torch), or llama.cpp, for Llama models at
     batch 1 in the target's dtype (needs llama-cpp-python). Several, separated by commas."""
-    trace: bool = False
-    """Also time the parts of each round (draft, verify, rest) on the first and the last prompt;
-    compiling them takes minutes. Needs --out."""
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Keep every run in this folder as it comes, for `specjax report`; the same command resumes an
     interrupted benchmark."""

@@ -5,7 +5,6 @@ programs.jsonl   compile time and memory of each method, at each temperature and
 samples.jsonl    one line per trial, with a timed run of every method
 bandwidth.jsonl  bytes per second that the device read meanwhile
 rows.jsonl       one line per method and kind of task: `Measurement`
-traces.json      the times of the rounds' parts, if requested
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,9 +21,9 @@ from specjax.core.folder import Record, RunFolder
 from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
-BANDWIDTH, ROWS, TRACES = "bandwidth.jsonl", "rows.jsonl", "traces.json"
+BANDWIDTH, ROWS = "bandwidth.jsonl", "rows.jsonl"
 COMMAND = "command"  # of run.json; that of the first start is kept
-WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl")  # the latter by benchmarks.claims
+WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "traces.json")  # reports, benchmarks.claims
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 Converted = TypeVar("Converted")
 
@@ -115,7 +114,7 @@ def open_results(path: Path, about: Mapping[str, Any]) -> Results:
             folder.truncate(name)
     else:
         folder.write_json(RUN, about)
-        for name in (PROGRAMS, BANDWIDTH, TRACES):
+        for name in (PROGRAMS, BANDWIDTH):
             (path / name).unlink(missing_ok=True)  # of a start that measured nothing
     return Results(folder)
 
@@ -126,7 +125,6 @@ class FinishedResults:
 
     about: Mapping[str, Any]  # run.json, and the median bandwidth
     rows: Sequence[Measurement]
-    traces: Mapping[str, Any]
 
 
 def read_results(path: Path) -> FinishedResults:
@@ -138,12 +136,9 @@ def read_results(path: Path) -> FinishedResults:
     rows = list(folder.records(ROWS, _row))
     if not rows:
         raise SpecjaxError(f"{path} has no results yet; repeat its command to finish it")
-    traces = read_json(folder.path / TRACES) if (folder.path / TRACES).is_file() else {}
-    if traces and not {"temperature", "methods"} <= set(traces):
-        raise SpecjaxError(f"{folder.path / TRACES} is damaged; delete it and repeat the command")
     if bandwidths := list(folder.records(BANDWIDTH, _bandwidth)):
         about["bandwidth"] = median(bandwidths)
-    return FinishedResults(about, rows, traces)
+    return FinishedResults(about, rows)
 
 
 def read_samples(path: Path) -> dict[Condition, list[Sample]]:

@@ -29,8 +29,7 @@ from specjax.bench.options import (
     variants_for,
 )
 from specjax.bench.report.terminal import show
-from specjax.bench.results import TRACES, Condition, Results, make_folder, open_results
-from specjax.bench.rounds import trace
+from specjax.bench.results import Condition, Results, make_folder, open_results
 from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
@@ -131,8 +130,6 @@ def run_bench(
                 jax.clear_caches()  # the number of compiled programs in a process is limited
         finally:
             rows = benchmark.summarise()
-        if options.trace:
-            benchmark.trace()
     return rows
 
 
@@ -151,8 +148,6 @@ def check(options: BenchOptions) -> None:
         )
     for name in names_in(options.peers):
         companion("peers").check_peer(name, batch_sizes)
-    if options.trace and options.out is None:
-        raise SpecjaxError("--trace keeps its figures in a folder; name one with --out")
 
 
 def about(
@@ -254,16 +249,6 @@ class Benchmark:
         if rows:
             self.results.write_rows(rows)
         return rows
-
-    def trace(self) -> None:
-        """Times the parts of our methods' rounds at the first temperature, on two prompts."""
-        folder = self.results.folder
-        if (folder.path / TRACES).is_file():
-            return
-        condition = Condition(self.conditions[0].temperature, 1)
-        runners = _runners(self.target, self.options, self.prompts, condition)
-        traces = trace(runners, [self.prompts[0].ids, self.prompts[-1].ids])
-        folder.write_json(TRACES, {"temperature": condition.temperature, "methods": traces})
 
 
 def _check_memory(

@@ -92,7 +92,6 @@ class Measurement:
     ratio: float  # speed over plain's, median over pairs of runs (same batch, same repeat)
     ratio_quartiles: tuple[float, float]
     round_overhead: float | None  # decoding seconds per pass over plain's, median over pairs
-    round_overhead_quartiles: tuple[float, float] | None
     is_compared: bool  # with plain decoding's texts: not if dtype or sampling differs
     num_near_ties: int  # prompts where a run differed, but only from a near tie on
     num_different: int  # prompts where a run differed without that excuse
@@ -192,13 +191,11 @@ def _summary(
     rounds = sum(text.rounds for text in texts)
     pairs = [(sample, plain[sample.trial]) for sample in samples]
     ratio, ratio_quartiles = _middle([sample.speed / baseline.speed for sample, baseline in pairs])
-    prefill = decode = overhead = overhead_quartiles = None
+    prefill = decode = overhead = None
     if all(sample.prefill_seconds is not None for sample in samples):
         prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
         decode = _total(samples, lambda sample: sample.decode_seconds)
-        overhead, overhead_quartiles = _middle(
-            [sample.round_seconds / baseline.round_seconds for sample, baseline in pairs]
-        )
+        overhead = median(run.round_seconds / baseline.round_seconds for run, baseline in pairs)
     seconds = _total(samples, lambda sample: sample.seconds)
     counts = Counter(match for sample in first for match in matches[sample.method, sample.number])
     return Measurement(
@@ -219,7 +216,6 @@ def _summary(
         ratio=ratio,
         ratio_quartiles=ratio_quartiles,
         round_overhead=overhead,
-        round_overhead_quartiles=overhead_quartiles,
         is_compared=not counts[TextMatch.NOT_COMPARED],
         num_near_ties=counts[TextMatch.NEAR_TIE],
         num_different=counts[TextMatch.DIFFERENT],

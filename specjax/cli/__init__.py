@@ -3,10 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-
-from tyro.conf import Positional
 
 from specjax import __version__
 from specjax.cli.bench import BenchCommand, ReportCommand
@@ -30,25 +27,6 @@ decoding, faster. Start with `specjax generate --compare`.
 To complete commands and options with Tab (in bash, zsh, fish or tcsh):
 
   specjax --tyro-write-completion bash FILE   # then `source FILE`"""
-
-
-@dataclass(frozen=True)
-class WithoutRecipes:
-    """Not available: this copy of specjax lacks the papers' recipes."""
-
-    arguments: Positional[tuple[str, ...]] = ()
-    """The arguments of the command."""
-
-    def run(self) -> None:
-        companion("papers")
-
-
-def papers_command(module: str, name: str) -> type:
-    """Returns a command's class from a module of recipes/papers."""
-    try:
-        return getattr(companion(f"papers.{module}"), name)
-    except SpecjaxError:
-        return WithoutRecipes
 
 
 EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
@@ -91,11 +69,11 @@ COMMANDS: Commands = {
     "serve": Serve,
     "bench": BenchCommand,
     "report": ReportCommand,
-    "reproduce": papers_command("command", "Reproduce"),
+    "reproduce": companion("papers.command").Reproduce,
     "train": TRAIN,
     "tune": TUNE,
     "datastore": DatastoreCommand,
-    "attribute": papers_command("attribute", "Attribute"),
+    "attribute": companion("papers.attribute").Attribute,
     "convert": Convert,
     "methods": Methods,
 }

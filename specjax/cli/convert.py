@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import setting
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,16 @@ class Convert:
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
     """The program that will read the head: eagle, eagle3, medusa, hydra, specjax, vllm or sglang,
     if it supports such heads. By default the authors' code, or specjax if there is none."""
-    draft_vocab: Annotated[int | None, arg(metavar="N")] = setting(None, at_least=0)
-    """Let the head draft only the N most frequent tokens in the answers of --data, to read less of
-    the LM head; 0 drafts all tokens. Other programs still draft all tokens."""
-    data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
-    """Texts to count tokens in, as for `specjax train`."""
     embedding: bool = False
     """For vllm: also write the target's embedding, which only pipeline parallelism needs."""
 
     def run(self) -> None:
         from specjax.core.files import vacant
 
-        for name in ("layout", "embedding", "draft_vocab", "data"):
+        for name in ("layout", "embedding"):
             if self.head_of is None and getattr(self, name) != getattr(Convert, name):
                 raise SpecjaxError(
-                    f"--{name.replace('_', '-')} applies to heads only; name the target of the "
-                    "head: --head-of TARGET"
+                    f"--{name} applies to heads only; name the target of the head: --head-of TARGET"
                 )
         directory = vacant(self.directory)  # before the slow load
         if self.head_of is None:
@@ -93,8 +86,6 @@ class Convert:
         target = load(head_of, dtype=dtype)
         target_path = pocket_folder() if head_of == POCKET else expand_user(head_of)
         head, params = load_head(folder, target, formats, format)
-        if self.draft_vocab is not None:
-            head, params = self._with_draft_vocab(head, params, target, self.draft_vocab)
         save_head(
             directory,
             format,
@@ -111,29 +102,3 @@ class Convert:
         print(f"wrote head {self.source} to {directory} in {dtype}, layout {layout}")
         if format.embedding and not (format.layouts[layout].has_embedding or self.embedding):
             print("without the target's embedding, which the server shares; --embedding adds it")
-
-    def _with_draft_vocab(self, head: Any, params: Any, target: Any, num_tokens: int) -> Any:
-        """Returns the head and its params with `num_tokens` to draft, or with all for 0."""
-        from specjax.data.conversations import read_conversations
-        from specjax.models.heads.layered import LayeredHead, with_draft_tokens
-        from specjax.training.examples import frequent_tokens, tokenize_all
-
-        if not isinstance(head, LayeredHead):
-            raise SpecjaxError(
-                f"--draft-vocab does not apply to {self.source}, only to EAGLE, HASS and "
-                "ParallelSpec heads; leave it out"
-            )
-        if num_tokens == 0:
-            return with_draft_tokens(head, params, [])
-        if num_tokens >= target.config.vocab_size:
-            raise SpecjaxError(
-                f"--draft-vocab {num_tokens} must be below the target's vocabulary of "
-                f"{target.config.vocab_size} tokens"
-            )
-        if not self.data:
-            raise SpecjaxError("--draft-vocab needs texts to count tokens in; add --data SOURCE")
-        texts = read_conversations(self.data)
-        examples = tokenize_all(texts, target.require_tokenizer(), target.config.longest_text)
-        tokens, share = frequent_tokens(examples, target.config.vocab_size, num_tokens)
-        print(f"{num_tokens} tokens make up {share:.1%} of the answers")
-        return with_draft_tokens(head, params, tokens)

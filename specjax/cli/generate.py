@@ -77,7 +77,7 @@ class Generate(DecodingOptions):
         output.source(source)
         requests = [request, request.with_plain()] if self.compare else [request]
         with output.busy("compiling"):
-            compile_seconds = [each.compile() for each in requests]
+            compile_seconds = [request.compile() for request in requests]
         results = []
         if not self.json:
             output.legend()

@@ -8,9 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import arg
 
 from specjax.bench.measure import with_progress
-from specjax.bench.options import names_in
 from specjax.cli.decoding_options import TargetOptions
-from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.settings import setting
 from specjax.loading.parts import load_draft
@@ -18,7 +16,7 @@ from specjax.loading.vocabularies import check_same_tokens
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.io.classifier import CLASSIFIER
 from specjax.run.distillation import answers_of
-from specjax.run.tasks import Task, read_tasks, task_prompts
+from specjax.run.tasks import read_tasks, task_prompts
 from specjax.training.objectives.length_classifier import ClassifierTraining, train_classifier
 from specjax.training.run_folder import check_out
 
@@ -48,8 +46,6 @@ class TrainDisco(TargetOptions):
     reads."""
     limit: int = setting(80, at_least=1)
     """The number of prompts of each kind of task."""
-    kinds: Annotated[str, arg(metavar="A,B")] = ""
-    """Train on these kinds of task only, separated by commas."""
     max_new_tokens: int = setting(128, at_least=1)
     """The maximum number of new tokens per prompt."""
     position: Literal["draft", "generation"] = "draft"
@@ -64,7 +60,7 @@ class TrainDisco(TargetOptions):
         target = self.load_target()
         draft = load_draft(target, self.drafter)
         check_same_tokens(target, draft)
-        tasks = self._training_tasks()
+        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
         watch = partial(with_progress, doing="Generating continuations")
         continue_all = answers_of(target, self.max_new_tokens, watch)
         prompts = task_prompts(tasks, target, self.max_new_tokens, continue_all)
@@ -74,14 +70,3 @@ class TrainDisco(TargetOptions):
         for name, value in trained.scores.items():
             print(f"{name:<16} {value:.3f}" if isinstance(value, float) else f"{name:<16} {value}")
         print(f"written to {out / CLASSIFIER}")
-
-    def _training_tasks(self) -> list[Task]:
-        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
-        available = dict.fromkeys(task.kind for task in tasks)
-        kinds = names_in(self.kinds) or available
-        for kind in kinds:
-            if kind not in available:
-                raise SpecjaxError(
-                    f"--kinds {kind!r} matches no task; the kinds are {', '.join(available)}"
-                )
-        return [task for task in tasks if task.kind in kinds]

@@ -3,9 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from tyro.conf import UseAppendAction, arg
 
@@ -20,17 +19,13 @@ from specjax.core.files import check_writable, expand_user
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
 from specjax.loading import tuned as kept
-from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import AUTO, OTHER_RULES, TUNED_DRAFT, Tuned
+from specjax.loading.tuned import AUTO, Tuned
 from specjax.models.fingerprint import fingerprint
-from specjax.run.distillation import answers_of
-from specjax.run.tasks import read_tasks, task_prompts
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.machine import Result, tune_machine
 from specjax.tuning.runs import Workload
-from specjax.tuning.settings import tune_attention, tune_hidden, tune_length
+from specjax.tuning.settings import tune_attention, tune_hidden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +52,7 @@ class TuneCommand(TargetOptions, ABC):
         path = expand_user(self.out) if self.out else kept.tuned_file(target)
         check_writable(path, is_file=True)
         stored = kept.read_tuned(path, owner) if path.is_file() else Tuned()
-        workload = Workload(target, self._prompts(target), self.max_new_tokens)
+        workload = Workload.of_tasks(target, self.tasks, self.limit, self.max_new_tokens)
         tuned = self.tune(workload, kept.tuned_for(target).updated(stored))
         kept.write_tuned(path, stored.updated(tuned), owner)
         for method, settings in tuned.settings.items():
@@ -69,15 +64,6 @@ class TuneCommand(TargetOptions, ABC):
     @abstractmethod
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
         """Returns the best settings; `earlier` has those of previous runs."""
-
-    def _prompts(self, target: LoadedTarget) -> list[tuple[int, ...]]:
-        """Reads the prompts; kinds of task alternate."""
-        tasks = read_tasks(self.tasks, self.limit, is_validation=True)
-        answer = answers_of(target, self.max_new_tokens)
-        by_kind: dict[str, list[tuple[int, ...]]] = {}
-        for request in task_prompts(tasks, target, self.max_new_tokens, answer):
-            by_kind.setdefault(request.kind, []).append(request.ids)
-        return [ids for group in zip_longest(*by_kind.values()) for ids in group if ids is not None]
 
 
 @dataclass(frozen=True)
@@ -115,14 +101,13 @@ class TuneMachine(TuneCommand):
 class TunePldPlus(TuneCommand):
     """Pick the layer and the number of tokens of PLD+ by hidden states.
 
-    specjax tune pld-plus --by speed
+    Both maximise the accepted length; `tune machine` looks for speed.
+
+      specjax tune pld-plus
     """
 
-    by: Literal["accepted-length", "speed"] = "accepted-length"
-    """Maximise new tokens per round, or per second."""
-
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        return Tuned({"pld-plus": tune_hidden(workload, self.by, show_sweep)})
+        return Tuned({"pld-plus": tune_hidden(workload, show_sweep)})
 
 
 @dataclass(frozen=True)
@@ -133,7 +118,7 @@ class TunePldPlusAttention(TunePldPlus):
         is_ranked = bool(earlier.induction_heads)
         heads = Tuned() if is_ranked else TuneInductionHeads().tune(workload, earlier)
         ranking = earlier.updated(heads).induction_heads
-        settings = tune_attention(workload, ranking, self.by, show_sweep)
+        settings = tune_attention(workload, ranking, show_sweep)
         return replace(heads, settings={"pld-plus-attention": settings})
 
 
@@ -152,41 +137,11 @@ class TuneInductionHeads(TuneCommand):
         return Tuned(induction_heads=heads)
 
 
-@dataclass(frozen=True)
-class TuneLength(TuneCommand):
-    """Pick the number of tokens that a draft model drafts, by speed.
-
-    specjax tune length --rule fixed
-    """
-
-    rule: Literal["fixed", "confidence", "disco"] = "disco"
-    """The rule to tune."""
-    drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
-    """The draft model: a folder or a hub id; by default pocket's own."""
-    classifier: Annotated[str, arg(metavar="FOLDER")] = ""
-    """The classifier of disco; by default pocket's own."""
-
-    def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
-        method, fixed = "draft-model", {"rule": self.rule}
-        if self.classifier and self.rule == "disco":
-            fixed["classifier"] = _absolute(self.classifier)
-        drafter: Any
-        drafter, params = load_drafter(method, workload.target, self.drafter, **fixed)
-        settings = tune_length(workload, drafter, params, show_sweep)
-        draft = fingerprint(drafter.draft.config, params["draft"])
-        before = dict(earlier.settings.get(method, {}))
-        is_same_draft = before.pop(TUNED_DRAFT, "") == draft
-        rules = {**before.pop(OTHER_RULES, {}), before.get("rule"): before} if is_same_draft else {}
-        others = {rule: tuned for rule, tuned in rules.items() if rule != self.rule}
-        return Tuned({method: {**fixed, **settings, TUNED_DRAFT: draft, OTHER_RULES: others}})
-
-
 TUNE_COMMANDS: dict[str, type] = {
     "machine": TuneMachine,
     "pld-plus": TunePldPlus,
     "pld-plus-attention": TunePldPlusAttention,
     "induction-heads": TuneInductionHeads,
-    "length": TuneLength,
 }
 
 

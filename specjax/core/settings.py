@@ -74,17 +74,14 @@ def _is_huge(value: Any) -> bool:
     return abs(value) > MAX_WHOLE
 
 
-def setting(
-    default: Any = MISSING, *, metadata: Mapping[str, Any] | None = None, **options: Any
-) -> Any:
+def setting(default: Any = MISSING, **options: Any) -> Any:
     """Declares a dataclass field that `check_fields` checks; without a default it is required.
 
     `options` are the fields of `Bounds` and further arguments of `dataclasses.field`.
     """
     names = [field.name for field in dataclasses.fields(Bounds) if field.name in options]
     bounds = Bounds(**{name: options.pop(name) for name in names})
-    metadata = {**(metadata or {}), BOUNDS: bounds}
-    return dataclasses.field(default=default, metadata=metadata, **options)
+    return dataclasses.field(default=default, metadata={BOUNDS: bounds}, **options)
 
 
 def check_fields(instance: Any) -> None:

@@ -24,10 +24,9 @@ from specjax.loading.parts import (
     source_or_pocket,
 )
 from specjax.loading.targets import LoadedTarget
-from specjax.loading.tuned import OTHER_RULES, TUNED_DRAFT, auto_choice, tuned_for
+from specjax.loading.tuned import auto_choice, tuned_for
 from specjax.loading.vocabularies import shared_vocabulary
 from specjax.models.config import TransformerConfig
-from specjax.models.fingerprint import fingerprint
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.native import has_packed, pack_params
 from specjax.training.objectives.base import HeadTraining
@@ -81,21 +80,11 @@ class Request:
                 f"method {self.name!r} takes no drafter, got {str(self.source)!r}; leave it out"
             )
 
-    def tuned(self, draft: LoadedTarget | None = None) -> dict[str, Any]:
-        """Returns the tuned settings, unless they were found for another draft model."""
+    def tuned(self) -> Mapping[str, Any]:
+        """Returns the tuned settings of the method."""
         if not (self.method.tuned and self.uses_tuned):
             return {}
-        tuned = dict(tuned_for(self.target, self.tuned_file).settings.get(self.name, {}))
-        if draft is None or not tuned:
-            return tuned
-        if tuned.pop(TUNED_DRAFT, None) == fingerprint(draft.config, draft.params):
-            return tuned
-        if self.tuned_file is not None:
-            raise SpecjaxError(
-                f"{self.tuned_file} holds settings of {self.name!r} for another draft; tune this "
-                "one, or leave the file out"
-            )
-        return {}
+        return tuned_for(self.target, self.tuned_file).settings.get(self.name, {})
 
 
 # ---- How methods load themselves ----------------------------------------------------------------
@@ -124,17 +113,13 @@ def load_with_head(request: Request) -> Loaded:
 def load_with_datastore(request: Request) -> Loaded:
     """Loads a drafter that searches a datastore."""
     params = load_datastore(request.target, request.part())
-    return request.make(**request.tuned()), params
+    return request.make(), params
 
 
 def load_with_draft_model(request: Request) -> Loaded:
     """Loads a drafter with a draft model, and the classifier of its rule `disco`."""
-    draft, chosen = load_draft(request.target, request.source), request.settings
-    tuned = request.tuned(draft)
-    others, rule = tuned.pop(OTHER_RULES, {}), tuned.get("rule")
-    if chosen.get("rule", rule) != rule:
-        tuned = others.get(chosen["rule"], {})
-    settings, rule_params = {**tuned, **chosen}, None
+    draft = load_draft(request.target, request.source)
+    settings, rule_params = dict(request.settings), None
     if settings.get("rule") == "disco":
         is_pocket = request.source in (None, POCKET)
         folder = settings.get("classifier") or (pocket_part("classifier") if is_pocket else None)

@@ -121,9 +121,8 @@ _ROWS = {
         "Leviathan et al. (2023); DISCO (Mamou et al., 2024)",
         part="draft",
         load=load_with_draft_model,
-        tuned=("rule", "length", "threshold", "max_length", "classifier"),
         search_space=(
-            {"rule": ("fixed",), "length": (2, 5)},
+            {"rule": ("fixed",), "length": (1, 2, 3, 5)},
             {"rule": ("confidence", "disco"), "max_length": (8,)},
         ),
     ),

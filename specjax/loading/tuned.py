@@ -23,9 +23,6 @@ from specjax.models.fingerprint import fingerprint
 
 FILE = "specjax.json"
 AUTO = "auto"  # the method whose entry is an `AutoChoice`
-# Keys beside tuned settings of a draft model.
-TUNED_DRAFT = "draft"  # the fingerprint of the draft they were found for
-OTHER_RULES = "other_rules"  # the settings that were tuned before for other rules
 ADVICE = "`specjax tune machine` measures what is best"
 
 

@@ -2,10 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +12,15 @@ import numpy as np
 from jax.stages import Lowered
 from jaxtyping import Array, Key
 
-from specjax.decoding.drafter import Params, Proposal
+from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import stream_states
 from specjax.decoding.prompt import Prompt, from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
-from specjax.decoding.tree import DraftTree, Verification
 from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import params_fingerprint
 from specjax.models.quantize import dtype_name
-from specjax.models.target import ModelOutput
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 FROM_CACHE = "/jax/compilation_cache/cache_hits"
@@ -67,22 +64,6 @@ class TimedRun(NamedTuple):
     def seconds(self) -> float:
         """Seconds of prefill and decoding."""
         return self.prefill_seconds + self.decode_seconds
-
-
-class Round(NamedTuple):
-    """One round of a single sequence: its tree, what was accepted, and the seconds of its parts."""
-
-    draft: float
-    verify: float  # the target pass and the verification
-    rest: float  # the commit and the drafter's update
-    num_tokens: int  # committed, bonus included
-    tree: DraftTree | None = None
-    verification: Verification | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all parts."""
-        return self.draft + self.verify + self.rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,32 +188,6 @@ class Runner:
         generation = jax.device_get(generation)
         return tuple(_text(generation, sequence) for sequence in range(len(generation.length)))
 
-    # ---- The parts of a round -------------------------------------------------------------------
-
-    def rounds(self, prepared: Prepared) -> Iterator[Round]:
-        """Continues a single prompt and times the parts of every round.
-
-        Separate parts take a little longer than a round in one program: each is started from the
-        host and must write its results.
-        """
-        state = self.prefill(prepared)
-        while not bool(state.is_done[0]):
-            length, times = int(state.length[0]), [time.perf_counter()]
-            state, proposal = jax.block_until_ready(_propose(self.engine, self.params, state))
-            times.append(time.perf_counter())
-            state, output, verification = jax.block_until_ready(
-                _verify(self.engine, self.params, state, proposal)
-            )
-            times.append(time.perf_counter())
-            state = jax.block_until_ready(
-                _commit(self.engine, self.params, state, proposal.tree, output, verification)
-            )
-            times.append(time.perf_counter())
-            drafting, verifying, rest = (after - before for before, after in pairwise(times))
-            num_tokens = int(state.length[0]) - length
-            tree, verification = jax.device_get((proposal.tree, verification))
-            yield Round(drafting, verifying, rest, num_tokens, tree, verification)
-
     def num_drafting_rounds(self, prepared: Prepared) -> int:
         """Counts the rounds of a single sequence that draft anything."""
         state = self.prefill(prepared)
@@ -285,16 +240,3 @@ def _text(generation: Generation, sequence: int) -> GeneratedText:
         from_draft=tuple(np.asarray(generation.from_draft)[sequence, :length].tolist()),
         accepted=int(stats.accepted[sequence]),
     )
-
-
-# The state is donated, as decoding's own loop changes its caches in place.
-_part = partial(jax.jit, static_argnums=0, donate_argnames="state")
-_propose, _commit = map(_part, (Engine.propose, Engine.commit))
-
-
-@_part
-def _verify(
-    engine: Engine, params: Params, state: LoopState, proposal: Proposal
-) -> tuple[LoopState, ModelOutput, Verification]:
-    output, verification, cache = engine.verify(params, state, proposal)
-    return replace(state, cache=cache), output, verification

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.core.chat import Message, chat_ids
+from specjax.core.chat import Message, chat_ids, opening_ids
 from specjax.core.errors import SpecjaxError, check_at_least, warn
 from specjax.data.task_files import TASKS, read_questions
 from specjax.decoding.prompt import from_ids
@@ -89,9 +89,9 @@ def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[
     """
     if task.is_chat:
         return chat_ids(tokenizer, task.messages(answers))
-    ids = tuple(tokenizer(task.text)["input_ids"])
-    has_bos = tokenizer.bos_token_id in (None, *ids[:1])
-    return (tokenizer.bos_token_id, *ids) if task.is_opening and not has_bos else ids
+    if task.is_opening:
+        return opening_ids(tokenizer, task.text)
+    return tuple(tokenizer(task.text)["input_ids"])
 
 
 def task_prompts(

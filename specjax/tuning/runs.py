@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain, zip_longest
+from typing import Any
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
 from specjax.bench.results import Point
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
+from specjax.run.distillation import answers_of
 from specjax.run.runner import Runner
+from specjax.run.tasks import read_tasks, task_prompts
 
 Ids = Sequence[int]  # a prompt in tokens
-Goal = Literal["accepted-length", "speed"]
 Report = Callable[[str, str, Sequence[Point]], None]  # called with title, setting and points
 
 
@@ -24,6 +26,19 @@ class Workload:
     prompts: Sequence[Ids]
     max_new_tokens: int
     sampling: Sampling = Sampling()
+
+    @classmethod
+    def of_tasks(
+        cls, target: LoadedTarget, source: str, limit: int, max_new_tokens: int
+    ) -> "Workload":
+        """Reads validation tasks, `limit` of each kind; the kinds alternate."""
+        tasks = read_tasks(source, limit, is_validation=True)
+        by_kind: dict[str, list[Ids]] = {}
+        answer = answers_of(target, max_new_tokens)
+        for prompt in task_prompts(tasks, target, max_new_tokens, answer):
+            by_kind.setdefault(prompt.kind, []).append(prompt.ids)
+        in_turn = chain.from_iterable(zip_longest(*by_kind.values()))
+        return cls(target, [ids for ids in in_turn if ids is not None], max_new_tokens)
 
     def runner(self, name: str, drafter: Drafter, params: Any = None) -> Runner:
         """Returns the runner of a drafter, after compiling everything and running it once."""
@@ -53,22 +68,14 @@ class Workload:
         setting: str,
         candidates: Mapping[Any, tuple[Drafter, Any]],
         report: Report,
-        goal: Goal = "speed",
         tolerance: float = 1.0,
     ) -> Any:
-        """Sweeps a setting, reports the points, and returns the best value; see `best`."""
+        """Sweeps a setting and reports the points; returns the first value whose accepted length is
+        at least `tolerance` times the highest."""
         points = self.sweep(candidates)
         report(title, setting, points)
-        return best(points, goal, tolerance)
-
-
-def best(points: Sequence[Point], goal: Goal, tolerance: float = 1.0) -> Any:
-    """Returns the value of the highest speed, or the first whose accepted length is at least
-    `tolerance` times the highest."""
-    if goal == "speed":
-        return max(points, key=lambda point: point.tokens_per_second).value
-    enough = tolerance * max(point.accepted_length for point in points)
-    return next(point.value for point in points if point.accepted_length >= enough)
+        enough = tolerance * max(point.accepted_length for point in points)
+        return next(point.value for point in points if point.accepted_length >= enough)
 
 
 def samples_by_prompt(

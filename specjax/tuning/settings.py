@@ -4,17 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
-
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule
 from specjax.decoding.drafters.prompt_lookup_plus import (
     Heads,
     PromptLookupPlus,
     PromptLookupPlusAttention,
 )
-from specjax.tuning.runs import Goal, Report, Workload
+from specjax.tuning.runs import Report, Workload
 
 Settings = dict[str, Any]
 
@@ -24,12 +20,9 @@ NUM_HEADS = (1, 2, 4, 8, 10, 20, 30, 40, 50, 100, 200, 300)
 # A longer draft hardly ever lowers the accepted length but costs more on many machines. So the
 # shortest whose accepted length is close to the best is taken; there the paper's curve is flat.
 TOLERANCE = 0.97
-LENGTHS = (1, 2, 3, 4, 5, 7, 10)
-THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-MAX_LENGTHS = (5, 10, 20)
 
 
-def tune_hidden(workload: Workload, goal: Goal, report: Report) -> Settings:
+def tune_hidden(workload: Workload, report: Report) -> Settings:
     """Tunes PLD+ by hidden states: the layer, then the number of drafted tokens."""
     start = PromptLookupPlus(num_tokens=FIRST_NUM_TOKENS)
     layers = range(1, workload.target.config.num_hidden_layers + 1)
@@ -38,14 +31,13 @@ def tune_hidden(workload: Workload, goal: Goal, report: Report) -> Settings:
         "layer",
         {layer: (replace(start, layer=layer), None) for layer in layers},
         report,
-        goal,
     )
     best = replace(start, layer=layer)
-    return {"layer": layer, "num_tokens": _num_tokens("PLD+ (h)", best, workload, goal, report)}
+    return {"layer": layer, "num_tokens": _num_tokens("PLD+ (h)", best, workload, report)}
 
 
 def tune_attention(
-    workload: Workload, ranked: Sequence[tuple[int, int, int]], goal: Goal, report: Report
+    workload: Workload, ranked: Sequence[tuple[int, int, int]], report: Report
 ) -> Settings:
     """Tunes PLD+ by attention: the number of ranked heads, then the number of drafted tokens."""
     heads: Heads = tuple((layer, head) for layer, head, _ in ranked)
@@ -59,10 +51,9 @@ def tune_attention(
         "number of heads",
         {count: (replace(start, heads=heads[:count]), None) for count in head_counts(heads)},
         report,
-        goal,
     )
     best = replace(start, heads=heads[:count])
-    num_tokens = _num_tokens("PLD+ (a)", best, workload, goal, report)
+    num_tokens = _num_tokens("PLD+ (a)", best, workload, report)
     return {"heads": best.heads, "num_tokens": num_tokens}
 
 
@@ -71,30 +62,7 @@ def head_counts(heads: Sequence) -> list[int]:
     return [count for count in NUM_HEADS if count < len(heads)] + [len(heads)]
 
 
-def _num_tokens(name: str, drafter: Any, workload: Workload, goal: Goal, report: Report) -> int:
+def _num_tokens(name: str, drafter: Any, workload: Workload, report: Report) -> int:
     candidates = {count: (replace(drafter, num_tokens=count), None) for count in NUM_TOKENS}
     title = f"{name} over K (Figure 4)"
-    return workload.pick(title, "num_tokens", candidates, report, goal, TOLERANCE)
-
-
-def tune_length(workload: Workload, drafter: DraftModel, params: Any, report: Report) -> Settings:
-    """Tunes the rule of a draft model by speed (DISCO, section 5 and appendix D).
-
-    Finds the best static length, or the threshold of a rule and then the longest draft it allows.
-    """
-    name, rule = drafter.rule, drafter.length_rule
-    title = f"Draft length, rule {name}, over "
-    if not isinstance(rule, ThresholdRule):
-        lengths = {n: (replace(drafter, length=n, max_length=n), params) for n in LENGTHS}
-        return {"rule": name, "length": workload.pick(title + "lengths", "length", lengths, report)}
-
-    def with_threshold(value: float) -> Settings:
-        return {**params, "rule": {"threshold": jnp.float32(value), "rule": params["rule"]}}
-
-    start = replace(drafter, rule=AnyThreshold(rule), max_length=max(MAX_LENGTHS))
-    thresholds = {value: (start, with_threshold(value)) for value in THRESHOLDS}
-    threshold = workload.pick(title + "thresholds", "threshold", thresholds, report)
-    best = with_threshold(threshold)
-    longest = {n: (replace(start, max_length=n), best) for n in MAX_LENGTHS}
-    max_length = workload.pick(title + "the longest draft", "max_length", longest, report)
-    return {"rule": name, "threshold": threshold, "max_length": max_length}
+    return workload.pick(title, "num_tokens", candidates, report, TOLERANCE)

@@ -452,7 +452,6 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
             {"set": ("pld.num_tokens=3", "pld.colour=1")},
             "no setting 'colour'; its settings",
         ),
-        ({"trace": True}, "name one with --out"),
         ({"tasks": "no/such/file"}, "does not exist"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),

@@ -8,7 +8,7 @@ import pytest
 from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.report import plots
 from specjax.bench.report.markdown import PASSED, write_report
-from specjax.bench.results import ROWS, TRACES, Condition, open_results
+from specjax.bench.results import ROWS, Condition, open_results
 from specjax.bench.summary import summarise
 from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt
@@ -67,10 +67,6 @@ def fill(folder) -> None:
     results.add_bandwidth(Condition(0.0, 1), 12.3e9)
     rows = [*rows_at(0.0), *rows_at(0.7, lie=True)]
     results.write_rows(rows)
-    figures = {f"{part}_seconds": 0.002 for part in ("draft", "verify", "rest")}
-    figures |= {"round_seconds": 0.006, "accepted_length": 2.25, "num_rounds": 3}
-    methods = [{"method": name, **figures} for name in ("plain", "medusa")]
-    results.folder.write_json(TRACES, {"temperature": 0.0, "device": "cpu", "methods": methods})
 
 
 def markdown_tables(text: str) -> list[list[list[str]]]:
@@ -82,11 +78,10 @@ def markdown_tables(text: str) -> list[list[list[str]]]:
 FIGURES = (  # of the rows above
     *("12.3 GB/s", "rest=a|b", "jax 0.10", "specjax bench --target '<tiny>'", "<tiny> & co"),
     *("9.6", "16.0", "1.67", "0.62", "1.67-1.67", "37%", "2.00", "0.500", "40", "2.5 (cached)"),
-    *("Tau, as papers form it, per task", "9.6 ± 0.0", "1.67 ± 0.00"),
     *("Accepted length per task", "Acceptance rate by depth", "0.67", "0.50"),
 )
 MORE_FIGURES = (  # of the files that need not be there
-    *("DIFFERENT TOKENS: peer did not generate", "T=0.7, batch 1", "6.000", "2.25"),
+    *("DIFFERENT TOKENS: peer did not generate", "T=0.7, batch 1"),
 )
 
 
@@ -96,7 +91,7 @@ def test_every_figure_is_in_the_report(folder):
     for figure in (*FIGURES, *MORE_FIGURES):
         assert figure in re.sub(r"\\([<|])", r"\1", report)
     tables = markdown_tables(report)
-    assert len(tables) == 14
+    assert len(tables) == 9
     assert all(len({len(row) for row in table}) == 1 for table in tables)
     charts = re.findall(r"!\[.*\]\((.*)\)", report)
     assert len(charts) == len(set(charts)) == 2
@@ -124,7 +119,7 @@ def test_lossy_acceptance_is_reported(tmp_path):
 
 def test_missing_files_leave_sections_out(folder):
     report = write_report(folder).read_text()
-    for words in ("parts of a round", "None", "nan"):
+    for words in ("T=0.7", "None", "nan"):
         assert words not in report
 
 

@@ -1,4 +1,4 @@
-"""Every command of the command line by its words, such as "tune length"."""
+"""Every command of the command line by its words, such as "tune machine"."""
 
 from specjax.cli import COMMANDS
 from specjax.cli.parser import Group

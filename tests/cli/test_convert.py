@@ -72,28 +72,6 @@ def test_a_head_is_written_in_every_layout(
     assert written.config.layers == EagleConfig.for_target(CONFIG).layers
 
 
-def test_a_draft_vocabulary_is_counted_in_texts_and_dropped_again(
-    tiny, head, tmp_path, capsys, error_line
-):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"prompt": "a", "response": "import os, import sys"}\n' * 3)
-    options = ("--draft-vocab", "20", "--data", str(texts))
-    assert convert(head, tmp_path / "few", tiny, *options) == 0
-    assert "20 tokens make up 100.0% of the answers" in capsys.readouterr().out
-    module, params = load_head(tmp_path / "few", EAGLE, CONFIG, "float32")
-    answer = load(tiny).tokenizer("import os, import sys", add_special_tokens=False).input_ids
-    assert module.config.num_drafted == 20 and set(answer) <= set(params["draft_tokens"].tolist())
-    assert params["draft_tokens"].dtype == "int32"
-    for option in (("--draft-vocab", "0"), ("--layout", "vllm")):
-        out = tmp_path / option[1]
-        assert convert(tmp_path / "few", out, tiny, *option) == 0
-        assert "draft_tokens" not in load_file(out / WEIGHTS)
-    capsys.readouterr()
-    for wrong in (options[:2], ("--draft-vocab", "100000", *options[2:])):
-        assert convert(head, tmp_path / "no", tiny, *wrong) == 2
-        assert "--draft-vocab" in error_line()
-
-
 @pytest.mark.parametrize("option", [("--layout", "vllm"), ("--embedding",)])
 def test_a_layout_needs_the_target_of_the_head(head, tmp_path, error_line, option):
     assert main(["convert", str(head), str(tmp_path / "out"), *option]) == 2

@@ -74,7 +74,7 @@ def undocumented_fields(owner: type) -> list[str]:
         ("generate --seed", ["--seed needs a value"]),
         ("generate --verification blind", ["'blind'", "coupled, rejection, typical"]),
         ("generate --methods=pld", ["no option --methods", "did you mean --method?"]),
-        ("tune machine --by x", ["`specjax tune machine` has no option --by"]),
+        ("tune machine --kinds x", ["`specjax tune machine` has no option --kinds"]),
     ],
 )
 def test_arguments_that_do_not_parse_are_one_line(error_line, arguments, parts):

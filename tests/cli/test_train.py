@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.cli import main
-from specjax.loading.drafters import load_drafter
-from specjax.loading.targets import load
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.transformer import Transformer
-from tests.cli.target import CONFIG, SHORT, VOCABULARY
+from tests.cli.target import CONFIG, VOCABULARY
 
 GENERATE = ("generate", "--prompt-ids", "1,2", "--method", "draft-model")
 SMALL = ("--num-steps", "30", "--max-new-tokens", "24")
@@ -133,39 +131,3 @@ def test_a_draft_model_with_another_tokenizer_drafts_shared_tokens(
     (other / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY - 1}))
     assert main(command) == 2
     assert str(VOCABULARY) in error_line()
-
-
-@pytest.mark.slow
-def test_the_best_length_is_kept_and_used(tiny, draft, tasks, tmp_path, monkeypatch, capsys):
-    from specjax.tuning import settings as sweeps
-
-    monkeypatch.setattr(sweeps, "LENGTHS", (1, 2))
-    monkeypatch.setattr(sweeps, "THRESHOLDS", (0.2, 0.7))
-    monkeypatch.setattr(sweeps, "MAX_LENGTHS", (2, 3))
-    target = shutil.copytree(tiny, tmp_path / "target")
-    tune = ["tune", "length", "--target", str(target), "--drafter", str(draft), "--limit", "2"]
-    tune += ["--tasks", str(tasks), *SHORT, "--out", str(target / "specjax.json"), "--rule"]
-
-    def settings():
-        return json.loads((target / "specjax.json").read_text())["settings"]["draft-model"]
-
-    assert main([*tune, "fixed"]) == 0
-    assert settings()["rule"] == "fixed"
-    assert (length := settings()["length"]) in (1, 2)
-    assert main([*tune, "confidence"]) == 0
-    assert settings()["rule"] == "confidence"
-    assert settings()["threshold"] in (0.2, 0.7)
-    assert settings()["max_length"] in (2, 3)
-    # The settings of one rule outlast those of another.
-    loaded = load(str(target))
-    fixed, _ = load_drafter("draft-model", loaded, draft, rule="fixed")
-    last, _ = load_drafter("draft-model", loaded, draft)
-    assert (fixed.length, last.rule) == (length, "confidence")
-    assert last.max_length == settings()["max_length"]
-    capsys.readouterr()
-    command = ["generate", "--target", str(target), *SHORT, "--method", "draft-model", "--json"]
-    command += ["--drafter", str(draft), "--compare", "--prompt-ids", "5,6,7"]
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["identical"] is True
-    assert main([*command, "--set", "max_length=1"]) == 0  # which the default rule would refuse
-    assert json.loads(capsys.readouterr().out)["mean_accepted_length"] <= 2

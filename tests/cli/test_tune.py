@@ -9,16 +9,16 @@ import pytest
 
 from benchmarks import harness
 from specjax.cli import main
-from specjax.cli.tune import TuneInductionHeads
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import load
 from specjax.loading.tuned import auto_choice, machine_of, tuned_file
 from specjax.run import distillation
 from specjax.tuning import machine, settings
+from specjax.tuning.runs import Workload
 
 
 def tuning_prompts(target, tasks):
-    return TuneInductionHeads(tasks=tasks)._prompts(target)
+    return Workload.of_tasks(target, tasks, 4, 128).prompts
 
 
 def benchmark_prompts(target, tasks):
@@ -88,7 +88,7 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, found,
     for setting, values in (("layer", (1, 2)), ("num_tokens", (3, 6))):
         assert re.search(rf"{setting} +accepted length +tokens/s", printed)
         assert all(re.search(rf"^ *{value} +[1-9]\.\d\d +\d+", printed, re.M) for value in values)
-    assert tune("pld-plus-attention", "--by", "speed") == 0
+    assert tune("pld-plus-attention") == 0
     assert found()["induction_heads"] == heads
     hidden, attention = (found()["settings"][name] for name in ("pld-plus", "pld-plus-attention"))
     assert hidden["layer"] in (1, 2)
@@ -122,7 +122,6 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
 @pytest.mark.parametrize(
     "what, options, message",
     [
-        ("length", ("--drafter", "x"), "'x' is not a target"),
         ("machine", ("--drafter", "x"), "--drafter 'x' is not METHOD=FOLDER"),
         ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
         ("machine", ("--methods", "plain"), "method 'plain' cannot be used with auto; remove it"),

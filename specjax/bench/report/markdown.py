@@ -13,7 +13,6 @@ from specjax.bench.report.tables import (
     main_table,
     overview,
     task_tables,
-    trace_table,
 )
 from specjax.bench.results import Condition, FinishedResults, read_results
 from specjax.bench.summary import ALL, Measurement, last_task_rows
@@ -84,9 +83,6 @@ class _Report:
             yield from self._under(condition, rows)
         yield "## What the columns mean"
         yield _bullets([f"{title}: {meaning}" for title, meaning in MEANINGS.items()])
-        if traces := self.results.traces:
-            yield f"## The parts of a round, T={traces['temperature']:g}"
-            yield table(trace_table(traces["methods"]))
 
     def _sampling(self, condition: Condition) -> Sampling:
         verification = self.results.about.get("verification", "coupled")

@@ -1,11 +1,10 @@
 """The tables of a report, for the terminal and for Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specjax.bench.checks import same
 from specjax.bench.results import Point
-from specjax.bench.rounds import PARTS
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import Sampling
 
@@ -34,15 +33,9 @@ def number(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
-def quartiles(values: tuple[float, float] | None) -> str:
-    """Formats a range; None is unknown."""
-    return UNKNOWN if values is None else "-".join(map(number, values))
-
-
-def _published(row: Measurement, name: str, digits: int) -> str:
-    """Formats a mean and its standard deviation, if known."""
-    mean, std = getattr(row.published, name), getattr(row.published, f"{name}_std")
-    return number(mean, digits) + ("" if std is None else f" ± {number(std, digits)}")
+def quartiles(values: tuple[float, float]) -> str:
+    """Formats a range."""
+    return "-".join(map(number, values))
 
 
 def _compile_seconds(row: Measurement) -> str:
@@ -64,11 +57,7 @@ COLUMNS = (
     Column("quartiles", ALWAYS, lambda row, _: quartiles(row.ratio_quartiles)),
     Column("accepted length", ALWAYS, lambda row, _: number(row.mean_accepted_length)),
     Column("tau", WIDE, lambda row, _: number(row.published.tau)),
-    Column("tau over rounds", NEVER, lambda row, _: number(row.published.pooled_tau)),
-    Column("speed-up", NEVER, lambda row, _: _published(row, "speed_up", 2)),
-    Column("tokens/s per question", NEVER, lambda row, _: _published(row, "tokens_per_second", 1)),
     Column("round", WIDE, lambda row, _: number(row.round_overhead)),
-    Column("round's quartiles", NEVER, lambda row, _: quartiles(row.round_overhead_quartiles)),
     Column("bandwidth", WIDE, lambda row, _: _share(row.bandwidth_share)),
     Column("prefill s", WIDE, lambda row, _: _seconds(row.prefill_seconds)),
     Column("decode s", NEVER, lambda row, _: _seconds(row.decode_seconds)),
@@ -85,12 +74,7 @@ MEANINGS = {
     "accepted length": "new tokens per round, bonus token included",
     "tau": "accepted length as EAGLE and HASS count it: includes drafted tokens beyond EOS and the "
     "limit, and every question (all turns of a chat) has the same weight",
-    "tau over rounds": "tau as Spec-Bench counts it: every round has the same weight",
-    "speed-up": "as papers compute it: tokens per second, a mean over questions, over plain's of "
-    "the same run; mean over runs ± standard deviation",
-    "tokens/s per question": "mean over questions, then over runs ± standard deviation",
     "round": "round overhead: seconds of a decoding round over those of a plain step, the median",
-    "round's quartiles": "of the round overhead: half of the pairs",
     "bandwidth": "bytes per second that the target's passes must read, over those that this device "
     "can read; beyond 100% caches hold them",
     "prefill s": "seconds until the first round, of one run of all prompts",
@@ -117,8 +101,6 @@ def task_tables(rows: Sequence[Measurement]) -> list[Grid]:
     figures: dict[str, Callable[[Measurement], float]] = {
         "Accepted length per task": lambda row: row.mean_accepted_length,
         "Speed over plain decoding (x plain) per task": lambda row: row.ratio,
-        "Tau, as papers form it, per task": lambda row: row.published.tau,
-        "Speed-up, as papers form it, per task": lambda row: row.published.speed_up,
     }
     return [
         _crossed(caption, tasks, {(row.method, row.task): read(row) for row in rows})
@@ -154,21 +136,6 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
         "Acceptance rate by depth: of the rounds that got that far, the share that accepted more"
     )
     return Grid(caption, header, cells)
-
-
-def trace_table(methods: Sequence[Mapping[str, Any]]) -> Grid:
-    """Makes the table of a round's parts, in milliseconds."""
-    parts = [f"{part}_seconds" for part in (*PARTS, "round")]
-    cells = [
-        [
-            method["method"],
-            *(number(1e3 * method[part], 3) for part in parts),
-            number(method["accepted_length"]),
-        ]
-        for method in methods
-    ]
-    header = ["method", *PARTS, "sum", "accepted length"]
-    return Grid("Milliseconds per round: medians", header, cells)
 
 
 def sweep_table(title: str, setting: str, points: Sequence[Point]) -> Grid:

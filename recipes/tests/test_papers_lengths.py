@@ -2,11 +2,11 @@
 
 import pytest
 
+from recipes.papers.lengths import LENGTHS, MAX_LENGTHS, THRESHOLDS, tune_length
 from specjax.bench.results import Point
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.loading.targets import LoadedTarget
 from specjax.tuning.runs import Workload
-from specjax.tuning.settings import LENGTHS, MAX_LENGTHS, THRESHOLDS, tune_length
 from tests.decoding.tiny import target
 
 FASTEST = (3, 0.3, 10)

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.bench.rounds import PARTS, round_figures, trace
+from benchmarks.claims.traces import round_figures, trace
+from specjax import notebook
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
-from specjax.run.runner import Round, Runner
+from specjax.run.runner import Runner
 
 CONFIG = TransformerConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
 PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
@@ -20,8 +21,8 @@ PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
 
 def by_hand(name: str, draft: float, lengths: list[int]) -> dict:
     """Rounds that verify in 4 ms and need 1 ms for the rest; the first was interrupted."""
-    rounds = [Round(draft, 4e-3, 1e-3, length) for length in lengths]
-    return round_figures(name, [Round(9.0, 9.0, 9.0, 1), *rounds])
+    rounds = [notebook.Round(draft, 4e-3, 1e-3, length) for length in lengths]
+    return round_figures(name, [notebook.Round(9.0, 9.0, 9.0, 1), *rounds])
 
 
 FAST = by_hand("fast", 3e-3, [1, 1, 4, 3, 4, 4])
@@ -35,7 +36,7 @@ def test_every_part_of_every_round_is_measured():
     [text] = pld.read(pld.decode(pld.prefill(pld.prepare([PROMPT]))))
     assert (timed["num_rounds"], timed["accepted_length"]) == (text.rounds, 20 / text.rounds)
     assert text.rounds < 20, "nothing was ever accepted"
-    assert all(timed[f"{part}_seconds"] > 0 for part in PARTS)
+    assert all(timed[f"{part}_seconds"] > 0 for part in notebook.PARTS)
 
 
 def test_figures_are_medians_over_the_rounds():
@@ -50,6 +51,5 @@ def test_figures_are_medians_over_the_rounds():
             "draft_seconds": 3e-3,
             "verify_seconds": 4e-3,
             "rest_seconds": 1e-3,
-            "round_seconds": 8e-3,
         }
     )
