@@ -190,6 +190,6 @@ def test_a_classifier_is_trained_and_saved(tmp_path):
 def test_labels_of_one_kind_are_rejected(is_match, kind):
     data = made_up()
     same = np.full_like(data.is_match, is_match)
-    data = DraftFeatures(data.features, same.astype(np.float32), same, data.depth, data.prompt)
+    data = DraftFeatures(data.features, same, data.depth, data.prompt)
     with pytest.raises(SpecjaxError, match=f"would be {kind}.*give more or other prompts"):
         fit(data, QUICK)
