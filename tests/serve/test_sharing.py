@@ -79,13 +79,16 @@ def test_a_second_turn_continues_the_first_and_equals_a_fresh_start(target, resu
         second = [*FIRST, {"role": "assistant", "content": reply.text}]
         second = asked(target, [*second, {"role": "user", "content": "And `index`?"}], seed=6)
         part = answers(worker, second)[0][-1]
-        other = asked(target, [{"role": "user", "content": "import os"}])
-        answers(worker, other)
+        changed = [{"role": "user", "content": FIRST[0]["content"].replace("return", "yield")}]
+        changed = asked(target, changed, seed=7)
+        third = answers(worker, changed)[0][-1]
+        answers(worker, asked(target, [{"role": "user", "content": "import os"}]))
         answers(worker, second)
-    assert resumed[0] == 0 < resumed[1]
-    assert resumed[2:] == [0, 0]  # the prompt between them begins otherwise, and only one is kept
+    assert resumed[0] == 0 < resumed[1] < resumed[2]
+    assert resumed[3:] == [0, 0]  # the prompt between them begins otherwise, and only one is kept
     assert part == alone(target, second)
-    assert len(part.tokens) > 8
+    assert third == alone(target, changed)
+    assert len({part.text, third.text}) == 2
 
 
 def test_texts_of_a_batch_stream_separately_and_equal_those_alone(target, monkeypatch):
@@ -113,6 +116,7 @@ def test_texts_of_a_batch_stream_separately_and_equal_those_alone(target, monkey
         assert (parts[-1].text, parts[-1].tokens) == (last.text, last.tokens)
         assert parts[-1].finish_reason == last.finish_reason
     assert len(found[0]) > 1
+    assert len({parts[-1].text for parts in found}) > 3
 
 
 def test_a_cancelled_text_leaves_its_place_to_another(target):
