@@ -4,10 +4,11 @@
 
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
 EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
-ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps. ParallelSpec for Medusa is also
-trained to read the target's features, as Medusa does and the paper's head does not. Medusa and
-Hydra read the target's LM head: a separate one for each depth would be larger than the target.
-Hydra's head is not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
+ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps, once
+without and once with an LK loss and the norms of EAGLE-3.1. ParallelSpec for Medusa is also trained
+to read the target's features, as Medusa does and the paper's head does not. Medusa and Hydra read
+the target's LM head: a separate one for each depth would be larger than the target. Hydra's head is
+not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
 """
 
 import sys
@@ -30,6 +31,9 @@ def lasting(num_steps: int, learning_rate: float, seed: int = 0) -> tuple[str, .
     )
 
 
+EAGLE3 = ("--draft-vocab", "16384", "--test-steps", "3")
+LK = ("--distribution-loss", "lk-lambda")
+NORMS = ("--tap-norm", "joined", "--norm-output")  # of EAGLE-3.1
 RUNS = {
     "eagle": Run("eagle", lasting(400, 1e-3)),
     "hass": Run("hass", lasting(200, 5e-4, seed=1), "eagle"),
@@ -39,7 +43,8 @@ RUNS = {
     "parallel-medusa-features": Run("parallel-medusa", (*lasting(300, 1e-3), "--features")),
     "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
     "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
-    "eagle3": Run("eagle3", (*lasting(600, 1e-3), "--draft-vocab", "16384", "--test-steps", "3")),
+    "eagle3": Run("eagle3", (*lasting(600, 1e-3), *EAGLE3)),
+    "eagle3-lk": Run("eagle3", (*lasting(600, 1e-3), *EAGLE3, *LK, *NORMS)),
 }
 KEPT = {name: name for name in ("hass", "medusa", "parallel-medusa", "parallel-eagle")}
 KEPT["eagle"] = "eagle-longer"
