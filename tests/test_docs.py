@@ -18,7 +18,9 @@ from specjax.loading.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "results" not in path.relative_to(DOCS).parts]
+PAGES = [
+    path for path in sorted(DOCS.rglob("*.md")) if "results" not in path.relative_to(DOCS).parts
+]
 
 
 def hooks():
