@@ -307,7 +307,7 @@ def chart(figures: Figures) -> "Figure":
     from matplotlib.figure import Figure
 
     methods = figures.ranked()[:NUM_BARS]
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = Figure(figsize=(8.6, 4.2), layout="constrained")
     grid = figure.subplots(2, 5, sharex=True, sharey=True)
     for axes, (task, title) in zip(grid.flat, TASKS.items(), strict=True):
         speeds = [figures.row(method, task)["speed"] for method in methods]
