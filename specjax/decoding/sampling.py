@@ -268,15 +268,23 @@ class Draw:
         return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,), jnp.float32)))(keys)
 
     def perturbed(
-        self, logits: Float[Array, "B N V"], positions: Int[Array, "B N"], stream: int = DRAFT
+        self,
+        logits: Float[Array, "B N V"],
+        positions: Int[Array, "B P"],
+        stream: int = DRAFT,
+        place: Int[Array, "B N"] | None = None,
     ) -> Float[Array, "B N V"]:
         """Returns scores whose argmax is a draw from the filtered logits; greedy: the logits.
 
-        The k best scores are k draws without replacement, in order.
+        The k best scores are k draws without replacement, in order. Node n draws with the noise of
+        position `place[b, n]` of `positions`, by default with that of position n.
         """
         if self.sampling.is_greedy:
             return logits.astype(jnp.float32)
-        scores = self.filtered(logits) + self.noise(positions, logits.shape[-1], stream)
+        log_probs, noise = self.filtered(logits), self.noise(positions, logits.shape[-1], stream)
+        if place is not None:
+            noise = jax.vmap(lambda noise, at: noise[at])(noise, place)
+        scores = log_probs + noise
         return scores if self.values is None else jnp.where(self.temperature == 0, logits, scores)
 
     def _position_keys(self, positions: Int[Array, "B N"], stream: int) -> Key[Array, "B N"]:

@@ -44,8 +44,11 @@ def verify(
     elif draw.sampling.is_lossy:
         verification = _typical(tree, logits, draw, root_slot, max_depth)
     else:
-        after = root_slot[:, None] + tree.depth + 1
-        target_tokens = best_token(draw.perturbed(logits, after))
+        after, place = root_slot[:, None] + tree.depth + 1, None
+        if max_depth + 1 < tree.num_nodes:  # nodes of one depth share their noise
+            after = root_slot[:, None] + jnp.arange(1, max_depth + 2)[None, :]
+            place = tree.depth
+        target_tokens = best_token(draw.perturbed(logits, after, place=place))
         verification = follow(tree, target_tokens, max_depth)
     # A slice per sequence: a gather with an index per token would cost as much as the argmax.
     best = jax.vmap(lambda logits, path, count: jnp.max(logits[path[count]]))(

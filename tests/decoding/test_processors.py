@@ -22,10 +22,14 @@ from specjax.decoding.sampling import VERIFICATIONS, Draw, Sampling, sequence_ke
 from specjax.decoding.tree import chain, from_choices
 from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
+from specjax.models.families import read_config
+from specjax.models.io.huggingface import load_transformer
+from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
 from tests.decoding.test_contract import FORMS, of_method
 from tests.decoding.tiny import BATCH, Oracle, OracleTree, plain_pass, prompt, slow_except, target
+from tests.models import checkpoints
 
 VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
 STATES = 3
@@ -394,6 +398,37 @@ def test_log_probabilities_are_those_of_the_text_without_a_draft(name):
         assert not out.logprobs.raw.top[number, length:].any()
     assert np.isfinite(out.logprobs.processed.token).all()
     assert (out.logprobs.processed.top[..., 0] >= out.logprobs.processed.token - 1e-6).all()
+
+
+@pytest.mark.slow
+def test_log_probabilities_are_those_of_transformers(tmp_path):
+    pytest.importorskip("torch")
+    theirs = checkpoints.build(vocab_size=VOCAB, max_position_embeddings=128, eos_token_id=None)
+    folder = checkpoints.save(tmp_path, theirs)
+    config = read_config(folder)
+    params, one = load_transformer(folder, config, jnp.float32), prompt(1)
+    start, known = int(one.length[0]), None
+    for name in ("plain", "pld-plus", "recycling", "tree"):
+        drafter, arrays = (ORACLES[name], known) if name in ORACLES else of_method(name)
+        out = speculative_generate(
+            *(Params(params, arrays), one, KEY),
+            target=Transformer(config),
+            drafter=drafter,
+            sampling=Sampling(logprobs=3),
+            max_new_tokens=NEW_TOKENS,
+        )
+        text = jnp.concatenate([one.tokens[:, :start], out.tokens], axis=1)
+        known = text if known is None else known
+        np.testing.assert_array_equal(text, known)
+        assert out.from_draft.any() == (name != "plain")
+        logits = checkpoints.forward(theirs, np.asarray(text)).logits[0, start - 1 : -1]
+        expected = jax.nn.log_softmax(np.asarray(logits))
+        best, raw = jax.lax.top_k(expected, 3), jax.tree.map(lambda leaf: leaf[0], out.logprobs.raw)
+        at_tokens = jnp.take_along_axis(expected, out.tokens[0][:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(raw.token, at_tokens, atol=1e-4)
+        np.testing.assert_allclose(raw.top, best[0], atol=1e-4)
+        np.testing.assert_array_equal(raw.top_tokens, best[1])
+    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
 
 
 # ---- Settings -----------------------------------------------------------------------------------
