@@ -63,7 +63,7 @@ CONTROLS = {
     "automaton": {"processors": (Automaton(),)},
 }
 ALL = {name: value for settings in CONTROLS.values() for name, value in settings.items()}
-CASES = CONTROLS | {"all": ALL}
+CASES = CONTROLS | {"all": ALL, "none": {}}
 
 
 def sampling_of(controls: str, temperature: float, **others) -> Sampling:
@@ -129,7 +129,7 @@ def generated(name: str, controls: str, temperature: float, batch: int = BATCH, 
 DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
 ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
 METHOD_CASES = [*product((*METHODS, *FORMS), ("all",), (0.0, 0.8))]
-QUICK = ("plain", "pld", "eagle2", "lookahead")
+QUICK = ("plain", "eagle2", "lookahead")
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,8 @@ def test_every_method_generates_the_tokens_of_plain_decoding(name, controls, tem
 @pytest.mark.parametrize(
     ("name", "controls", "temperature", "batch"),
     slow_except(
-        [*product(ORACLES, CASES, (0.0, 0.8), (1, BATCH))],
-        *product(("tree",), ("all", "repetition", "bad words", "automaton"), (0.8,), (BATCH,)),
-        ("tree", "all", 0.0, BATCH),
+        [*product(ORACLES, (*CONTROLS, "all"), (0.0, 0.8), (1, BATCH))],
+        ("tree", "all", 0.8, BATCH),
         ("chain", "all", 0.8, 1),
     ),
 )
@@ -156,17 +155,9 @@ def test_every_control_is_exact_deep_in_a_draft(name, controls, temperature, bat
     assert is_long or batch == 1, "all texts end early"
 
 
-@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("controls", slow_except(CONTROLS, "automaton", "bad words"))
 def test_every_control_changes_the_text(controls):
-    model, params = target()
-    plain = reference_generate(
-        *(params, prompt(), KEY),
-        target=model,
-        sampling=Sampling(0.8, top_p=0.95),
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-    )
-    assert (np.asarray(plain[0]) != truth(controls, 0.8)[0]).any()
+    assert (truth("none", 0.8)[0] != truth(controls, 0.8)[0]).any()
 
 
 # ---- Node logits against the whole text of every path -------------------------------------------
@@ -363,7 +354,7 @@ def test_penalties_for_presence_and_frequency_count_the_output_alone():
 # ---- Log-probabilities --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tree", "chain", "eagle2"])
+@pytest.mark.parametrize("name", slow_except(("tree", "chain", "eagle2"), "tree", "eagle2"))
 def test_log_probabilities_are_those_of_the_text_without_a_draft(name):
     model, params = target()
     sampling = sampling_of("all", 0.8, logprobs=3)
