@@ -4,7 +4,7 @@
 `p_value`: under `rejection` their distribution is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import Any
@@ -68,11 +68,17 @@ def end_token(tokens: np.ndarray) -> int:
 @cache
 def whole_texts(sampling: str, batch: int) -> jax.Array:
     """The prompt and the true continuation of each row, -1 beyond: what an oracle knows."""
-    given, tokens = prompt(batch), truth(sampling, batch)
-    texts = np.full((batch, int(given.length.max()) + NEW_TOKENS), -1, np.int32)
-    for row, length in enumerate(given.length.tolist()):
-        texts[row, :length] = given.tokens[row, :length]
-        texts[row, length : length + NEW_TOKENS] = tokens[row]
+    return continued(truth(sampling, batch), [NEW_TOKENS] * batch)
+
+
+def continued(tokens: np.ndarray, lengths: Sequence[int]) -> jax.Array:
+    """The prompts, that many of the tokens behind each, and then -1."""
+    batch, new_tokens = tokens.shape
+    given = prompt(batch)
+    texts = np.full((batch, int(given.length.max()) + new_tokens), -1, np.int32)
+    for row, (start, length) in enumerate(zip(given.length.tolist(), lengths, strict=True)):
+        texts[row, :start] = given.tokens[row, :start]
+        texts[row, start : start + length] = tokens[row, :length]
     return jnp.asarray(texts)
 
 

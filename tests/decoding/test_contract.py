@@ -127,7 +127,7 @@ ORACLES = {
 GREEDY_TO_LIMIT = ("greedy", 3, False)
 # Drafts of the others do not depend on the temperature, or golden traces show them at 0.
 # The gate of `auto` opens at 0 only.
-QUICK_GREEDY = ("plain", "hass", "draft-model", "auto", *ORACLES)
+QUICK_GREEDY = ("draft-model", "auto", *ORACLES)
 
 
 def of_method(name: str) -> tuple[Drafter, Any]:
@@ -170,7 +170,6 @@ SWITCHES = {
     "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "debug NaNs": lambda: jax.debug_nans(True),
 }
-KINDS = ("rbg", "unsafe_rbg")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,8 @@ def test_no_switch_of_jax_changes_a_token(name, switch):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), slow_except([*product(METHODS, KINDS)], ("pld", "unsafe_rbg"))
+    ("name", "kind"),
+    [*slow_except(product(METHODS, ("rbg",))), ("pld", "unsafe_rbg")],
 )
 def test_keys_of_every_kind_generate_the_tokens_of_plain_decoding(name, kind):
     key, (model, weights) = jax.random.key(1, impl=kind), target()
@@ -256,13 +256,3 @@ def test_accepted_length_follows_how_often_the_target_agrees():
     assert (always.stats.accepted_lengths[:, 4] == 1).all()
     np.testing.assert_array_equal(always.stats.accepted, [36 * 6 + 4] * BATCH)  # one is cut off
     assert 1 < sometimes.stats.mean_accepted_length < always.stats.mean_accepted_length
-
-
-@pytest.mark.parametrize(
-    "name, new_tokens", slow_except([("always", 1), ("tree", 10)], ("tree", 10))
-)
-def test_text_ends_at_max_new_tokens_in_the_middle_of_a_path(name, new_tokens):
-    [out] = assert_lossless(
-        *ORACLES[name], new_tokens=new_tokens, cases=(GREEDY_TO_LIMIT,)
-    ).values()
-    assert out.from_draft[:, -1].any()

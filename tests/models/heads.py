@@ -69,14 +69,17 @@ def format_of(name: str) -> HeadFormat:
 
 def drawn(head: Any) -> dict[str, Any]:
     """Wide, biases and norms included, so that nothing is without effect."""
-    leaves, tree = jax.tree.flatten(head.initialise(jax.random.key(0)))
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    pairs = zip(leaves, keys, strict=True)
-    wide = [
-        leaf + 0.2 * jax.random.normal(key, leaf.shape) if leaf.dtype == jnp.float32 else leaf + 3
-        for leaf, key in pairs
-    ]
-    return jax.tree.unflatten(tree, wide)
+    numbers = np.random.default_rng(0)
+    shapes = jax.eval_shape(head.initialise, jax.random.key(0))
+    if any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(shapes)):  # draft tokens
+        shapes = head.initialise(jax.random.key(0))
+
+    def draw(leaf):
+        if leaf.dtype != jnp.float32:
+            return leaf + 3
+        return jnp.float32((leaf.ndim == 1) + 0.2 * numbers.normal(size=leaf.shape))
+
+    return jax.tree.map(draw, shapes)
 
 
 @cache

@@ -60,11 +60,11 @@ def drawn_params(module: Any, dtype: str = "float32") -> Any:
     """Returns params that are all random, norms and biases too."""
 
     def draw(path, leaf):
-        seed = sum(map(ord, jax.tree_util.keystr(path)))
-        noise = np.random.default_rng(seed).normal(size=leaf.shape)
-        return jnp.asarray(leaf * 8 + noise / 5 if leaf.ndim == 2 else leaf + noise / 5, dtype)
+        name = jax.tree_util.keystr(path)
+        noise = np.random.default_rng(sum(map(ord, name))).normal(size=leaf.shape)
+        return jnp.asarray(noise / 4 if leaf.ndim == 2 else noise / 5 + ("bias" not in name), dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, module.initialise(KEY))
+    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(module.initialise, KEY))
 
 
 def tree_rows(batch: int, count: int, length: int, seed: int) -> QueryRows:

@@ -26,7 +26,6 @@ from tests.training.cases import (
     measure_of,
 )
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_method = pytest.mark.parametrize("case", [CASES[name] for name in BY_METHOD], ids=BY_METHOD)
 
 
@@ -35,9 +34,10 @@ def test_every_training_of_the_registry_has_a_case():
     assert {type(CASES[name].training) for name in BY_METHOD} == trainings
 
 
-@every_case
-def test_loss_and_gradient_are_those_of_the_definition(case):
+@pytest.mark.parametrize("name", slow_except(CASES, *BY_METHOD))
+def test_loss_and_gradient_are_those_of_the_definition(name):
     """With packed and padded rows and noise; the definition takes one slot at a time."""
+    case = CASES[name]
     expected, expected_gradient, of_steps = definition(case)
     loss, gradient, metrics = case.measure()
     assert_same((loss, gradient), (expected, expected_gradient), tolerance=2e-5)
