@@ -95,12 +95,13 @@ void pack_keys(const Floating& keys, int64_t head_dim, int64_t first, bool is_bf
 // Adds the weighted values of some slots, listed or from `first` on, to the sums of M queries.
 template <Type T, int M, int V>
 inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, const int32_t* slots,
-                      int64_t first, int64_t count, const float (&weights)[M][kRun], float* out) {
+                      int64_t first, int64_t count, const float (&weights)[M][kRun], float* out,
+                      int64_t stride) {
   Floats sums[M][V];
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sums[m][v] = *(Floats*)(out + m * head_dim + at + v * kLanes);
+    for (int v = 0; v < V; v++) sums[m][v] = *(Floats*)(out + m * stride + v * kLanes);
   for (int64_t r = 0; r < count; r++) {
     const int64_t slot = slots ? slots[r] : first + r;
     const char* value = values.data + (slot * head_dim + at) * size_of(T);
@@ -114,23 +115,24 @@ inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, cons
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) *(Floats*)(out + m * head_dim + at + v * kLanes) = sums[m][v];
+    for (int v = 0; v < V; v++) *(Floats*)(out + m * stride + v * kLanes) = sums[m][v];
 }
 
+// Adds numbers [at, at + size) of the weighted values to `out` [M, size].
 template <Type T, int M>
-void mix(const Floating& values, int64_t head_dim, const int32_t* slots, int64_t first,
-         int64_t count, const float* weights, int64_t stride, float* out) {
-  constexpr int kMost = M > 8 || kBytes == 16 ? 1 : M <= 4 && kBytes == 64 ? 4 : 2;  // in registers
+void mix(const Floating& values, int64_t head_dim, int64_t at, int64_t size, const int32_t* slots,
+         int64_t first, int64_t count, const float* weights, int64_t stride, float* out) {
+  constexpr int kMost = M > 8 || kBytes == 16 ? 1 : 2;  // vectors that registers hold
   for (int64_t r = 0; r < count; r += kRun) {
     float part[M][kRun];
-    const int64_t size = std::min(kRun, count - r);
+    const int64_t run = std::min(kRun, count - r);
     const int32_t* listed = slots ? slots + r : nullptr;
-    for (int m = 0; m < M; m++) std::copy_n(weights + m * stride + r, size, part[m]);
-    int64_t at = 0;
-    for (; at + kMost * kLanes <= head_dim; at += kMost * kLanes)
-      mix_lanes<T, M, kMost>(values, head_dim, at, listed, first + r, size, part, out);
-    for (; at < head_dim; at += kLanes)
-      mix_lanes<T, M, 1>(values, head_dim, at, listed, first + r, size, part, out);
+    for (int m = 0; m < M; m++) std::copy_n(weights + m * stride + r, run, part[m]);
+    int64_t i = 0;
+    for (; i + kMost * kLanes <= size; i += kMost * kLanes)
+      mix_lanes<T, M, kMost>(values, head_dim, at + i, listed, first + r, run, part, out + i, size);
+    for (; i < size; i += kLanes)
+      mix_lanes<T, M, 1>(values, head_dim, at + i, listed, first + r, run, part, out + i, size);
   }
 }
 
@@ -158,87 +160,77 @@ float softmax(float* scores, int64_t from, int64_t begin, int64_t size, float sc
   return sum_of(total);
 }
 
-constexpr int kQueries = kTile;  // that share keys and values, at most
+constexpr int kQueries = kTile;                   // that share values, at most
+constexpr int64_t kChunk = kBlocks * kPanel;      // slots whose scores are computed at once
+constexpr int64_t kSplit = 2 * kPanel;            // numbers of a head that are mixed at once
 
-// A query of one head: its number among those of the pass, its output and, if tapped, its weights.
+// A query of one head: its row among those of the pass, and its weights, if they are tapped.
 struct Query {
   int64_t row;
-  const float* values;  // [H]
-  float* tapped;        // [S], or null
+  float* tapped;  // [S], or null
   const View* view;
 };
 
-// Computes some queries of heads that share `keys` and `values` [S, H]; `out` is [kQueries, H].
+// Computes the scores [queries, stride] of slots [first, last), a whole number of chunks.
 template <Type T>
-void attend(const Pass& pass, const Floating& keys, const Floating& values,
-            const std::vector<Query>& queries, float* out) {
-  thread_local std::vector<float> scores;
+void score(const Floating& keys, int64_t head_dim, const Rows& queries, int64_t first, int64_t last,
+           float* scores, int64_t stride) {
   thread_local std::vector<uint32_t> panels;
-  const int64_t size = pass.head_dim, count = queries.size();
-  int64_t from = INT64_MAX, cut = 0, end = INT64_MAX, last = 0;
-  for (const Query& query : queries) {
-    const View& view = *query.view;
-    from = std::min(from, view.begin / kPanel * kPanel);
-    cut = std::max(cut, view.begin);
-    end = std::min(end, view.end);
-    last = std::max(last, view.rest.empty() ? view.end : view.rest.back() + 1);
-  }
-  const int64_t stride = padded(last) + kBlocks * kPanel;
-  if ((int64_t)scores.size() < kQueries * stride) scores.resize(kQueries * stride);
-  Rows rows(count, size / 2, T == Type::kBfloat16 ? pass.type : Type::kFloat32, kQueries);
-  for (int64_t m = 0; m < count; m++) rows.put(m, 0, queries[m].values, size);
-  const int64_t panel_words = size * kPanel / (rows.is_bfloat16 ? 2 : 1);
+  const int64_t panel_words = head_dim * kPanel / (queries.is_bfloat16 ? 2 : 1);
   panels.resize(kBlocks * panel_words + kLanes * kPanel);
-  const Weight weight = {rows.is_bfloat16 ? Kind::kBfloat16 : Kind::kFloat32,
-                         (const char*)panels.data(), kBlocks, size / 2, {}, 1};
-  for (int64_t slot = from; slot < last; slot += kBlocks * kPanel) {
-    const int64_t blocks = std::min<int64_t>(kBlocks, (last - slot + kPanel - 1) / kPanel);
-    for (int64_t block = 0; block < blocks; block++)
-      pack_keys<T>(keys, size, slot + block * kPanel, rows.is_bfloat16,
+  const Weight weight = {queries.is_bfloat16 ? Kind::kBfloat16 : Kind::kFloat32,
+                         (const char*)panels.data(), kBlocks, head_dim / 2, {}, 1};
+  for (int64_t slot = first; slot < last; slot += kChunk) {
+    for (int64_t block = 0; block < kBlocks; block++)
+      pack_keys<T>(keys, head_dim, slot + block * kPanel, queries.is_bfloat16,
                    panels.data() + block * panel_words);
-    multiply(weight, 0, blocks, rows, scores.data() + slot, stride);
+    multiply(weight, 0, kBlocks, queries, scores + slot, stride);
   }
-  float factors[kQueries];
-  for (int64_t m = 0; m < count; m++) {
-    const View& view = *queries[m].view;
-    float* score = scores.data() + m * stride;
-    for (size_t i = 0; i < view.rest.size(); i++) score[view.end + i] = score[view.rest[i]];
-    const float total = softmax(score, from, view.begin, view.size(), pass.scale, pass.softcap);
-    factors[m] = view.size() > view.begin ? 1 / total : 0;
+}
+
+// Turns the scores of a query into weights, in the order of its text; returns their factor.
+float weigh(const Pass& pass, const Query& query, float* score) {
+  const View& view = *query.view;
+  for (size_t i = 0; i < view.rest.size(); i++) score[view.end + i] = score[view.rest[i]];
+  const int64_t from = view.begin / kPanel * kPanel;
+  const float total = softmax(score, from, view.begin, view.size(), pass.scale, pass.softcap);
+  const float factor = view.size() > view.begin ? 1 / total : 0;
+  if (float* tapped = query.tapped) {
+    std::fill(tapped, tapped + pass.num_slots, 0.0f);
+    for (int64_t t = view.begin; t < view.end; t++) tapped[t] = score[t] * factor;
+    for (size_t i = 0; i < view.rest.size(); i++)
+      tapped[view.rest[i]] = score[view.end + i] * factor;
+  }
+  return factor;
+}
+
+// Computes numbers [at, at + size) of the outputs of some queries, up to their factors, as `out`
+// [kQueries, size].
+template <Type T>
+void mix_queries(const Floating& values, int64_t head_dim, int64_t at, int64_t size,
+                 const std::vector<Query>& queries, const float* weights, int64_t stride,
+                 float* out) {
+  const int64_t count = queries.size();
+  int64_t cut = 0, end = INT64_MAX;  // all see these slots
+  for (const Query& query : queries) {
+    cut = std::max(cut, query.view->begin);
+    end = std::min(end, query.view->end);
   }
   std::fill(out, out + kQueries * size, 0.0f);
   const auto mix_one = [&](int64_t m, const int32_t* slots, int64_t first, int64_t to) {
     if (first < to)
-      mix<T, 1>(values, size, slots, first, to - first, scores.data() + m * stride + first, stride,
-                out + m * size);
+      mix<T, 1>(values, head_dim, at, size, slots, first, to - first, weights + m * stride + first,
+                stride, out + m * size);
   };
   for (int64_t m = 0; m < count; m++) mix_one(m, nullptr, queries[m].view->begin, cut);
-  const auto mix_all = [&](auto tile) {
-    mix<T, std::min(tile.value, kQueries)>(values, size, nullptr, cut, end - cut,
-                                           scores.data() + cut, stride, out);
-  };
-  if (count == 1)
-    mix_all(std::integral_constant<int, 1>());
-  else if (count == 2)
-    mix_all(std::integral_constant<int, 2>());
-  else if (count <= 4)
-    mix_all(std::integral_constant<int, 4>());
-  else if (count <= 8)
-    mix_all(std::integral_constant<int, 8>());
-  else
-    mix_all(std::integral_constant<int, 16>());
+  with_size(count, [&](auto tile) {
+    mix<T, std::min(tile.value, kQueries)>(values, head_dim, at, size, nullptr, cut, end - cut,
+                                           weights + cut, stride, out);
+  });
   for (int64_t m = 0; m < count; m++) {
     const View& view = *queries[m].view;
     mix_one(m, nullptr, end, view.end);
     mix_one(m, view.rest.data(), view.end, view.size());
-    for (int64_t i = 0; i < size; i++) out[m * size + i] *= factors[m];
-    if (float* tapped = queries[m].tapped) {
-      const float* score = scores.data() + m * stride;
-      std::fill(tapped, tapped + pass.num_slots, 0.0f);
-      for (int64_t t = view.begin; t < view.end; t++) tapped[t] = score[t] * factors[m];
-      for (size_t i = 0; i < view.rest.size(); i++)
-        tapped[view.rest[i]] = score[view.end + i] * factors[m];
-    }
   }
 }
 

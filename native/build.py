@@ -12,10 +12,14 @@ HERE = Path(__file__).parent
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=fast", "-fPIC", "-Wall", "-Wextra"]
 # The names of `kernels.h`, with the flags that switch their instructions on.
 INSTRUCTIONS = {"Portable": []}
+if platform.machine() in ("aarch64", "arm64"):
+    INSTRUCTIONS = {"Neon": []}
 if platform.machine() in ("x86_64", "AMD64"):
+    avx512 = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx512bf16", "-mfma"]
     INSTRUCTIONS |= {
         "Avx2": ["-mavx2", "-mfma"],
-        "Avx512": ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx512bf16", "-mfma"],
+        "Avx512": avx512,
+        "Amx": [*avx512, "-mamx-tile", "-mamx-bf16"],
     }
 
 

@@ -5,6 +5,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels.h"
 #include "xla/ffi/api/ffi.h"
@@ -16,25 +20,31 @@ namespace {
 
 #if defined(__x86_64__)
 struct Features {
-  bool avx2 = false, avx512 = false;  // with all that the kernels' flags switch on
+  bool avx2 = false, avx512 = false, amx = false;  // with all that the kernels' flags switch on
 };
 
 // Asks the processor, and whether the system saves its registers. `__builtin_cpu_supports` would do
 // the same, but always answers no in zig's library.
 Features features() {
-  unsigned a, b, c, d, bf16, states, upper;
+  unsigned a, b, c, d, bf16, matrices, states, upper;
   Features has;
   const auto is_set = [](unsigned bits, std::initializer_list<int> wanted) {
     return std::all_of(wanted.begin(), wanted.end(), [=](int bit) { return bits >> bit & 1; });
   };
   if (!__get_cpuid(1, &a, &b, &c, &d) || !is_set(c, {12, 27})) return has;  // FMA, XGETBV
   __asm__("xgetbv" : "=a"(states), "=d"(upper) : "c"(0));
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &matrices)) return has;
   has.avx2 = is_set(states, {1, 2}) && is_set(b, {5});
   const unsigned subleaves = a;
   if (subleaves < 1 || !__get_cpuid_count(7, 1, &bf16, &a, &c, &d)) return has;
   has.avx512 = has.avx2 && is_set(states, {5, 6, 7}) && is_set(b, {16, 17, 30, 31}) &&
                is_set(bf16, {5});
+#if defined(__linux__)
+  // The system saves the state of AMX only for processes that request it.
+  constexpr long kRequest = 0x1023, kMatrices = 18;  // ARCH_REQ_XCOMP_PERM
+  has.amx = has.avx512 && is_set(states, {17, 18}) && is_set(matrices, {22, 24}) &&
+            syscall(SYS_arch_prctl, kRequest, kMatrices) == 0;
+#endif
   return has;
 }
 #endif
@@ -45,10 +55,15 @@ const std::vector<const Kernels*>& supported() {
     std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     const Features has = features();
+    if (has.amx) found.push_back(&kAmx);
     if (has.avx512) found.push_back(&kAvx512);
     if (has.avx2) found.push_back(&kAvx2);
 #endif
+#if defined(__aarch64__)
+    found.push_back(&kNeon);
+#else
     found.push_back(&kPortable);
+#endif
     return found;
   }();
   return sets;
@@ -244,7 +259,9 @@ Layer take_layer(Buffers& buffers, int64_t fields, Pass& pass, int64_t inputs) {
   const std::vector<int64_t> cache = {pass.batch, pass.groups, pass.num_slots, size};
   layer.keys = buffers.floats(buffers.next(), cache, "keys have another shape");
   layer.values = buffers.floats(buffers.next(), cache, "values have another shape");
-  buffers.require(layer.keys.type == layer.values.type, "keys and values have different types");
+  const Type cached = pass.layers.empty() ? layer.keys.type : pass.layers[0].keys.type;
+  buffers.require(layer.keys.type == cached && layer.values.type == cached,
+                  "keys and values have different types");
   buffers.require(buffers.next_result().untyped_data() == layer.keys.data &&
                       buffers.next_result().untyped_data() == layer.values.data,
                   "keys and values are not updated in place");

@@ -15,6 +15,7 @@ void normalise(const Norm& norm, NormKind kind, float epsilon, Type type, int64_
   }
   const auto centred = [&](int64_t i) {
     Floats part = *(const Floats*)(row + i) - mean;
+    if (i + kLanes <= size) return part;
     for (int64_t lane = size - i; lane < kLanes; lane++) part[lane] = 0;
     return part;
   };
@@ -38,27 +39,54 @@ void add_bias(const Linear& linear, int64_t at, int64_t size, Type type, float* 
   }
 }
 
+constexpr int64_t kMostScores = 1 << 20;  // that threads share, which their caches hold
+
 struct Layers : Call {
   Pass pass;
   int64_t rows, wide;              // wide: the hidden size, padded
   std::vector<float> x, mixed;     // [R, wide]
-  std::vector<float> query;        // [A, R, H]
   Rows given, normed, merged, inner;  // inputs of products; `given`: of a layer without its norm
   std::vector<std::vector<View>> views;  // by window and row
+  // Attention. A block of queries are some of a group: of heads that share keys and values.
+  int64_t per_group, most;     // queries: of a group, and of a block
+  int64_t stride;              // of scores: slots, in whole chunks
+  std::vector<Rows> asked;     // the queries of each block
+  std::vector<float> scores;   // [queries, stride], if all threads work on all blocks
+  std::vector<float> factors;  // of all queries
 
   explicit Layers(Pass all)
-      : Call(1 + 7 * all.layers.size()),
+      : Call(1 + 9 * all.layers.size()),
         pass(std::move(all)),
         rows(pass.num_rows()),
         wide(padded(pass.width)),
         x(rows * wide),
         mixed(rows * wide),
-        query(pass.heads * rows * pass.head_dim),
         given(rows, pass.layers[0].query.weight.pairs, pass.type),
         normed(rows, pass.layers[0].up.weight.pairs, pass.type),
         merged(rows, pass.layers[0].output.weight.pairs, pass.type),
         inner(rows, pass.layers[0].down.weight.pairs, pass.type),
-        views(pass.windows.size(), std::vector<View>(rows)) {}
+        views(pass.windows.size(), std::vector<View>(rows)),
+        per_group(pass.heads / pass.groups * pass.num_queries),
+        most(per_group),
+        stride(0),
+        factors(rows * pass.heads) {
+    for (int64_t b = 0; b < pass.batch; b++)
+      stride = std::max(stride, padded(pass.length[b] + pass.num_scratch, kChunk));
+    if (rows * pass.heads * stride <= kMostScores)
+      scores.resize((rows * pass.heads + kQueries) * stride);
+    else
+      most = kQueries;
+    const Type type = pass.layers[0].keys.type == Type::kBfloat16 ? pass.type : Type::kFloat32;
+    for (int64_t block = 0; block < num_blocks(); block++)
+      asked.emplace_back(size_of_block(block), pass.head_dim / 2, type, kQueries);
+  }
+
+  int64_t blocks_of_group() const { return (per_group + most - 1) / most; }
+  int64_t num_blocks() const { return pass.batch * pass.groups * blocks_of_group(); }
+  int64_t start_of_block(int64_t block) const { return block % blocks_of_group() * most; }
+  int64_t size_of_block(int64_t block) const {
+    return std::min(most, per_group - start_of_block(block));
+  }
 
   float* buffer(size_t size) {
     thread_local std::vector<float> floats;
@@ -96,7 +124,7 @@ struct Layers : Call {
     const int64_t head = is_query ? number : (number - pass.heads) % pass.groups;
     const Linear& linear = is_query ? layer.query : is_value ? layer.value : layer.key;
     const Norm& norm = is_query ? layer.query_norm : layer.key_norm;
-    float* out = is_query ? &query[head * rows * size] : buffer(rows * size);
+    float* out = buffer(rows * size);
     multiply(linear.weight, head * panels, (head + 1) * panels,
              layer.input_norm.weight.data ? normed : given, out, size);
     for (int64_t row = 0; row < rows; row++) {
@@ -105,8 +133,13 @@ struct Layers : Call {
       if (!is_value && norm.weight.data)
         normalise(norm, pass.norm_kind, pass.epsilon, pass.type, size, values, values);
       if (!is_value && layer.rope >= 0) rotate(layer.rope, row, values);
-      if (is_query) continue;
       const int64_t batch = row / pass.num_queries, q = row % pass.num_queries;
+      if (is_query) {
+        const int64_t share = pass.heads / pass.groups, n = head % share * pass.num_queries + q;
+        const int64_t group = batch * pass.groups + head / share;
+        asked[group * blocks_of_group() + n / most].put(n % most, 0, values, size);
+        continue;
+      }
       const int64_t most = pass.num_slots - pass.num_queries;
       const int64_t start = pass.length[batch] + pass.num_scratch - pass.num_queries;
       const int64_t slot = std::clamp<int64_t>(start, 0, most) + q;
@@ -129,42 +162,97 @@ struct Layers : Call {
     }
   }
 
-  // Tiles of the queries of a group: of all heads that share keys and values.
-  int64_t num_tiles() const {
-    return (pass.heads / pass.groups * pass.num_queries + kQueries - 1) / kQueries;
+  // Returns query `n` of a group.
+  Query query_of(size_t number, int64_t group, int64_t n) {
+    const int64_t head = group % pass.groups * (pass.heads / pass.groups) + n / pass.num_queries;
+    const int64_t row = group / pass.groups * pass.num_queries + n % pass.num_queries;
+    float* tapped = nullptr;
+    for (size_t tap = 0; tap < pass.tapped_heads.size(); tap++)
+      if (pass.tapped_heads[tap] == std::make_pair((int64_t)number, head))
+        tapped = pass.attention + (tap * rows + row) * pass.num_slots;
+    return {row, tapped, &views[pass.layers[number].window][row]};
   }
 
-  void attend_tile(size_t number, int64_t part) {
-    const Layer& layer = pass.layers[number];
-    const int64_t size = pass.head_dim, all = pass.heads / pass.groups * pass.num_queries;
-    const int64_t group = part / num_tiles(), first = part % num_tiles() * kQueries;
-    const int64_t batch = group / pass.groups, head = group % pass.groups * pass.heads / pass.groups;
+  // Computes the scores of a block's queries in those of chunks [first, last) that one of them sees.
+  template <Type T>
+  void score_block(size_t number, int64_t block, int64_t first, int64_t last, float* to) {
+    const int64_t group = block / blocks_of_group(), start = start_of_block(block);
+    int64_t from = INT64_MAX, end = 0;
+    for (int64_t n = start; n < std::min(start + size_of_block(block), start + pass.num_queries); n++) {
+      const View& view = *query_of(number, group, n).view;
+      from = std::min(from, view.begin / kChunk);
+      end = std::max(end, view.rest.empty() ? view.end : view.rest.back() + 1);
+    }
+    from = std::max(from, first), end = std::min(padded(end, kChunk) / kChunk, last);
+    score<T>(of_group(pass.layers[number].keys, group), pass.head_dim, asked[block], from * kChunk,
+             end * kChunk, to, stride);
+  }
+
+  Floating of_group(const Floating& cache, int64_t group) const {
+    const int64_t part = pass.num_slots * pass.head_dim;
+    return cache.from(group * part).first(part);
+  }
+
+  void weigh_query(size_t number, int64_t at, float* score) {
+    factors[at] = weigh(pass, query_of(number, at / per_group, at % per_group), score);
+  }
+
+  // Computes numbers [from, from + size) of the outputs of queries from `first` of all on, of a group.
+  template <Type T>
+  void mix_tile(size_t number, int64_t first, int64_t last, int64_t from, int64_t size,
+                const float* weights) {
+    const int64_t group = first / per_group;
     std::vector<Query> queries;
-    std::vector<int64_t> columns;
-    for (int64_t n = first; n < std::min(first + kQueries, all); n++) {
-      const int64_t a = head + n / pass.num_queries;
-      const int64_t row = batch * pass.num_queries + n % pass.num_queries;
-      float* tapped = nullptr;
-      for (size_t tap = 0; tap < pass.tapped_heads.size(); tap++)
-        if (pass.tapped_heads[tap] == std::make_pair((int64_t)number, a))
-          tapped = pass.attention + (tap * rows + row) * pass.num_slots;
-      queries.push_back({row, &query[(a * rows + row) * size], tapped, &views[layer.window][row]});
-      columns.push_back(a * size);
-    }
-    const auto of_group = [&](const Floating& cache) {
-      const int64_t part = pass.num_slots * size;
-      return cache.from(group * part).first(part);
-    };
-    const Floating keys = of_group(layer.keys), values = of_group(layer.values);
+    for (int64_t at = first; at < last; at++)
+      queries.push_back(query_of(number, group, at % per_group));
     float* out = buffer(kQueries * size);
-    if (keys.type == Type::kBfloat16) attend<Type::kBfloat16>(pass, keys, values, queries, out);
-    if (keys.type == Type::kFloat16) attend<Type::kFloat16>(pass, keys, values, queries, out);
-    if (keys.type == Type::kFloat32) attend<Type::kFloat32>(pass, keys, values, queries, out);
-    for (size_t m = 0; m < queries.size(); m++, out += size) {
+    mix_queries<T>(of_group(pass.layers[number].values, group), pass.head_dim, from, size, queries,
+                   weights, stride, out);
+    for (int64_t at = first; at < last; at++, out += size) {
       for (int64_t i = 0; i < size; i += kLanes)
-        *(Floats*)(out + i) = rounded(*(Floats*)(out + i), pass.type);
-      merged.put(queries[m].row, columns[m], out, size);
+        *(Floats*)(out + i) = rounded(*(Floats*)(out + i) * factors[at], pass.type);
+      const int64_t head =
+          group % pass.groups * (pass.heads / pass.groups) + at % per_group / pass.num_queries;
+      merged.put(queries[at - first].row, head * pass.head_dim + from, out, size);
     }
+  }
+
+  // Few queries: all threads share each step. Many: a thread computes all steps of a block, whose
+  // scores stay in its caches.
+  template <Type T>
+  void attend(Team::Thread& thread, size_t number) {
+    const int64_t chunks = stride / kChunk, size = pass.head_dim, blocks = num_blocks();
+    if (scores.empty())
+      return thread.share(blocks, 1, [&](int64_t block, int64_t to) {
+        thread_local std::vector<float> local;
+        local.resize(std::max<size_t>(local.size(), kQueries * stride));
+        for (; block < to; block++) {
+          const int64_t count = size_of_block(block);
+          const int64_t first = block / blocks_of_group() * per_group + start_of_block(block);
+          score_block<T>(number, block, 0, chunks, local.data());
+          for (int64_t m = 0; m < count; m++) weigh_query(number, first + m, &local[m * stride]);
+          mix_tile<T>(number, first, first + count, 0, size, local.data());
+        }
+      });
+    thread.share(blocks * chunks, 1, [&](int64_t part, int64_t to) {
+      for (; part < to; part++) {
+        const int64_t block = part / chunks, chunk = part % chunks;
+        score_block<T>(number, block, chunk, chunk + 1, &scores[block * per_group * stride]);
+      }
+    });
+    thread.share(rows * pass.heads, 1, [&](int64_t at, int64_t to) {
+      for (; at < to; at++) weigh_query(number, at, &scores[at * stride]);
+    });
+    const int64_t tiles = (per_group + kQueries - 1) / kQueries;
+    const int64_t splits = (size + kSplit - 1) / kSplit;
+    thread.share(blocks * tiles * splits, 1, [&](int64_t part, int64_t to) {
+      for (; part < to; part++) {
+        const int64_t group = part / splits / tiles, from = part % splits * kSplit;
+        const int64_t first = group * per_group + part / splits % tiles * kQueries;
+        mix_tile<T>(number, first, std::min<int64_t>(first + kQueries, (group + 1) * per_group),
+                    from, std::min(kSplit, size - from), &scores[first * stride]);
+      }
+    });
   }
 
   // Computes panels of a product that is added to x.
@@ -240,8 +328,9 @@ struct Layers : Call {
       };
       thread.share(pass.heads + 2 * pass.groups, 1,
                    each([&](int64_t head) { project_head(layer, head); }));
-      thread.share(pass.batch * pass.groups * num_tiles(), 1,
-                   each([&](int64_t part) { attend_tile(number, part); }));
+      if (layer.keys.type == Type::kBfloat16) attend<Type::kBfloat16>(thread, number);
+      if (layer.keys.type == Type::kFloat16) attend<Type::kFloat16>(thread, number);
+      if (layer.keys.type == Type::kFloat32) attend<Type::kFloat32>(thread, number);
       thread.share(wide / kPanel, 2, [&](int64_t first, int64_t last) {
         project_back(layer.output, merged, first, last);
       });

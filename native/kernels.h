@@ -37,7 +37,7 @@ struct Weight {
   const char* panels = nullptr;  // null: absent
   int64_t num_panels, pairs;     // pairs of inputs
   Floating scales;               // [O/16, groups, 16], of quantised weights
-  int64_t groups;
+  int64_t groups = 1;
 };
 
 struct Linear {
@@ -147,9 +147,6 @@ struct Kernels {
   Call* (*layers)(Pass);
 };
 
-extern const Kernels kPortable;
-#if defined(__x86_64__)
-extern const Kernels kAvx2, kAvx512;
-#endif
+extern const Kernels kPortable, kNeon, kAvx2, kAvx512, kAmx;  // as far as they are compiled
 
 }  // namespace specjax

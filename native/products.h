@@ -5,7 +5,21 @@
 namespace specjax {
 namespace {
 
-constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;  // rows of a tile, at most
+#if defined(__aarch64__)
+constexpr int kTile = 4;  // rows of a tile, at most
+#else
+constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;
+#endif
+#if defined(__AVX512BF16__)
+constexpr bool kHasPairs = true;  // products of pairs of bfloat16
+#else
+constexpr bool kHasPairs = false;
+#endif
+#if defined(__AVX512BF16__) && defined(__AMX_BF16__)
+constexpr bool kHasMatrices = true;  // which take the pairs of a row side by side
+#else
+constexpr bool kHasMatrices = false;
+#endif
 
 // Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs.
 struct Rows {
@@ -14,12 +28,10 @@ struct Rows {
   bool is_bfloat16;
 
   Rows(int64_t count, int64_t pairs, Type type, int64_t most = kTile)
-      : count(count), pairs(pairs), tile(1), is_bfloat16(false) {
-#if defined(__AVX512BF16__)
-    is_bfloat16 = type == Type::kBfloat16;
-#endif
-    while (tile < count && tile < most) tile *= 2;
-    words.resize(padded(count, tile) * pairs * (is_bfloat16 ? 1 : 2));
+      : count(count), pairs(pairs), tile(1), is_bfloat16(kHasPairs && type == Type::kBfloat16) {
+    const bool is_for_matrices = kHasMatrices && is_bfloat16;
+    while (tile < count && tile < most && !is_for_matrices) tile *= 2;
+    words.resize(padded(count, is_for_matrices ? 16 : tile) * pairs * (is_bfloat16 ? 1 : 2));
   }
   int64_t place(int64_t row, int64_t pair) const {
     return (row / tile * pairs + pair) * tile + row % tile;
@@ -141,14 +153,20 @@ struct Int4Dot : Dot {
 };
 #endif
 
-// Adds pairs [from, to) of the inputs to the sums of M rows and P panels.
+// Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, so
+// that the sums stay in registers. Where sums cost more than one stream of memory, it fetches what
+// lies `ahead` bytes ahead.
 template <class R, int M, int P>
-inline void add_pairs(const char* panels, int64_t panel_bytes, const typename R::Row* rows,
-                      int64_t stride, int64_t from, int64_t to, Floats (&sums)[M][P][kVectors]) {
+__attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t panel_bytes,
+                                                     int64_t ahead, const typename R::Row* rows,
+                                                     int64_t stride, int64_t from, int64_t to,
+                                                     Floats (&sums)[M][P][kVectors]) {
   for (int64_t i = from; i < to; i += R::kStep) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) {
       const char* panel = panels + p * panel_bytes;
+      if (R::kBytesOfPair < 64 || M > 8)
+        __builtin_prefetch(panel + ahead + i * R::kBytesOfPair, 0, 2);
 #pragma GCC unroll 4
       for (int step = 0; step < R::kStep; step++)
 #pragma GCC unroll 4
@@ -164,19 +182,21 @@ inline void add_pairs(const char* panels, int64_t panel_bytes, const typename R:
 
 // Computes M rows of P panels, and writes the first `count` of the rows.
 template <class R, int M, int P>
-void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row,
+void compute_tile(const Weight& weight, int64_t panel, int64_t last, const Rows& rows, int64_t row,
                   int64_t count, float* out, int64_t stride) {
   const int64_t panel_bytes = weight.pairs * R::kBytesOfPair;
+  const int64_t ahead = panel + 2 * P <= last ? P * panel_bytes : 0;
   const char* panels = weight.panels + panel * panel_bytes;
   const auto* values = (const typename R::Row*)rows.words.data() + rows.place(row, 0);
   Floats sums[M][P][kVectors] = {};
   if (weight.scales.data == nullptr) {
-    add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, 0, weight.pairs, sums);
+    add_pairs<R, M, P>(panels, panel_bytes, ahead, values, rows.tile, 0, weight.pairs, sums);
   } else {
     const int64_t group = weight.pairs / weight.groups;
     for (int64_t g = 0; g < weight.groups; g++) {
       Floats part[M][P][kVectors] = {};
-      add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, g * group, (g + 1) * group, part);
+      add_pairs<R, M, P>(panels, panel_bytes, ahead, values, rows.tile, g * group, (g + 1) * group,
+                         part);
       for (int p = 0; p < P; p++)
         for (int v = 0; v < kVectors; v++) {
           const int64_t at = ((panel + p) * weight.groups + g) * kPanel + v * kLanes;
@@ -195,26 +215,27 @@ void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t
           *(Floats*)(out + (row + m) * stride + p * kPanel + v * kLanes) = sums[m][p][v];
 }
 
+// Calls `run` with the least power of two that is at least `count`, as a constant.
+template <class Run>
+inline void with_size(int64_t count, Run run) {
+  if (count == 1) return run(std::integral_constant<int, 1>());
+  if (count == 2) return run(std::integral_constant<int, 2>());
+  if (count <= 4) return run(std::integral_constant<int, 4>());
+  if (count <= 8) return run(std::integral_constant<int, 8>());
+  run(std::integral_constant<int, 16>());
+}
+
 // Computes all rows of P panels, in tiles.
 template <class R, int P>
-void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* out,
+void compute_rows(const Weight& weight, int64_t panel, int64_t last, const Rows& rows, float* out,
                   int64_t stride) {
   constexpr int kMost = P == 1 ? kTile : kTile / 2;
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
-    const auto compute = [&](auto size) {
-      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, rows, row, count, out, stride);
-    };
-    if (count == 1)
-      compute(std::integral_constant<int, 1>());
-    else if (count == 2)
-      compute(std::integral_constant<int, 2>());
-    else if (count <= 4)
-      compute(std::integral_constant<int, 4>());
-    else if (count <= 8)
-      compute(std::integral_constant<int, 8>());
-    else
-      compute(std::integral_constant<int, 16>());
+    with_size(count, [&](auto size) {
+      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, last, rows, row, count, out,
+                                                      stride);
+    });
   }
 }
 
@@ -227,10 +248,101 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   // floats wait for memory alone, which is read best in one stream.
   if (kVectors < 4 && rows.tile <= kTile / 2 && R::kBytesOfPair < 64)
     for (; panel + 2 <= last; panel += 2)
-      compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+      compute_rows<R, 2>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
-    compute_rows<R, 1>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+    compute_rows<R, 1>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
 }
+
+#if defined(__AVX512BF16__) && defined(__AMX_BF16__)
+// Matrices 0 to 3 are sums of panels; 4 and 5 are rows and weights, 6 and 7 those of the last pairs.
+struct alignas(64) MatrixSizes {
+  uint8_t palette = 1, start = 0, unused[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+
+  explicit MatrixSizes(int rest) {
+    if (rest) row_bytes[6] = 4 * rest, rows[7] = rest;
+  }
+};
+
+// Compilers do not know what matrices read.
+inline void finish_memory() { __asm__ volatile("" ::: "memory"); }
+
+// Returns `count` pairs of a panel as bfloat16, by way of `space` if they are codes.
+template <class R>
+const void* brain_pairs(const char* panel, int64_t pair, int64_t count, __m512i* space) {
+  if (R::kBytesOfPair == 64) return panel + pair * 64;
+  finish_memory();
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t step = i % R::kStep;
+    space[i] = (__m512i)R::read(panel, pair + i - step, step, 0);
+  }
+  finish_memory();
+  return space;
+}
+
+#define ADD_MATRICES(sums, rows, weights)                                        \
+  if (P > sums) {                                                                \
+    _tile_loadd(weights, brain_pairs<R>(panels + sums * bytes, i, left, space), 64); \
+    _tile_dpbf16ps(sums, rows, weights);                                         \
+  }
+
+// Computes 16 rows of P panels, and writes the first `count` of the rows.
+template <class R, int P>
+void compute_matrices(const Weight& weight, int64_t panel, const Rows& rows, int64_t row,
+                      int64_t count, float* out, int64_t stride) {
+  const int64_t bytes = weight.pairs * R::kBytesOfPair, group = weight.pairs / weight.groups;
+  const char* panels = weight.panels + panel * bytes;
+  __m512i space[16];
+  Floats part[4][16], sums[P][16] = {};
+  for (int64_t g = 0; g < weight.groups; g++) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = g * group; i < (g + 1) * group; i += 16) {
+      const int64_t left = std::min<int64_t>((g + 1) * group - i, 16);
+      const uint32_t* from = rows.words.data() + rows.place(row, i);
+      if (left == 16) {
+        _tile_loadd(4, from, 4 * weight.pairs);
+        ADD_MATRICES(0, 4, 5) ADD_MATRICES(1, 4, 5) ADD_MATRICES(2, 4, 5) ADD_MATRICES(3, 4, 5)
+      } else {
+        _tile_loadd(6, from, 4 * weight.pairs);
+        ADD_MATRICES(0, 6, 7) ADD_MATRICES(1, 6, 7) ADD_MATRICES(2, 6, 7) ADD_MATRICES(3, 6, 7)
+      }
+    }
+    _tile_stored(0, part[0], 64);
+    _tile_stored(1, part[1], 64);
+    _tile_stored(2, part[2], 64);
+    _tile_stored(3, part[3], 64);
+    finish_memory();
+    for (int p = 0; p < P; p++) {
+      const int64_t at = ((panel + p) * weight.groups + g) * kPanel;
+      const Floats scale = weight.scales.data ? load(weight.scales, at) : Floats{} + 1.0f;
+      for (int m = 0; m < 16; m++) sums[p][m] += part[p][m] * scale;
+    }
+  }
+  for (int64_t m = 0; m < count; m++)
+    for (int p = 0; p < P; p++) *(Floats*)(out + (row + m) * stride + p * kPanel) = sums[p][m];
+}
+
+template <class R>
+void multiply_matrices(const Weight& weight, int64_t first, int64_t last, const Rows& rows,
+                       float* out, int64_t stride) {
+  const MatrixSizes sizes(weight.pairs / weight.groups % 16);
+  _tile_loadconfig(&sizes);
+  finish_memory();
+  for (int64_t row = 0; row < rows.count; row += 16) {
+    const int64_t count = std::min<int64_t>(rows.count - row, 16);
+    int64_t panel = first;
+    for (; panel + 4 <= last; panel += 4)
+      compute_matrices<R, 4>(weight, panel, rows, row, count, out + (panel - first) * kPanel, stride);
+    for (; panel < last; panel++)
+      compute_matrices<R, 1>(weight, panel, rows, row, count, out + (panel - first) * kPanel, stride);
+  }
+  _tile_release();
+}
+#endif
 
 void multiply(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
               int64_t stride) {
@@ -238,10 +350,17 @@ void multiply(const Weight& weight, int64_t first, int64_t last, const Rows& row
     compute_panels<decltype(reader)>(weight, first, last, rows, out, stride);
   };
 #if defined(__AVX512BF16__)
+  const auto run_pairs = [&](auto reader) {
+#if defined(__AMX_BF16__)
+    multiply_matrices<decltype(reader)>(weight, first, last, rows, out, stride);
+#else
+    run(reader);
+#endif
+  };
   if (rows.is_bfloat16) {
-    if (weight.kind == Kind::kBfloat16) run(BrainDot());
-    if (weight.kind == Kind::kInt8) run(Int8Dot());
-    if (weight.kind == Kind::kInt4) run(Int4Dot());
+    if (weight.kind == Kind::kBfloat16) run_pairs(BrainDot());
+    if (weight.kind == Kind::kInt8) run_pairs(Int8Dot());
+    if (weight.kind == Kind::kInt4) run_pairs(Int4Dot());
     return;
   }
 #endif

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax.models.native import is_available, packed, packed_product
+from specjax.models.native import instruction_sets, is_available, packed, packed_product
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no native kernels here")
+ARM, QEMU = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
 SOURCES = Path(__file__).parents[2] / "native"
 RUN = """
 import sys
@@ -58,6 +59,24 @@ def test_the_kernels_pass_their_tests_under_sanitizers(tmp_path):
     preloaded = " ".join(runtime.stdout.strip() for runtime in runtimes)
     done = run_tests(library, *QUICK, LD_PRELOAD=preloaded, ASAN_OPTIONS="detect_leaks=0")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("Avx512" not in instruction_sets(), reason="its vectors are used")
+def test_kernels_of_amx_pass_their_tests_with_its_instructions_in_plain_code(tmp_path):
+    library = built(tmp_path, "-include", str(Path(__file__).with_name("matrices.h")))
+    done = run_tests(library, *QUICK)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.skipif(not (QEMU and ARM), reason="needs qemu-user and g++-aarch64-linux-gnu")
+def test_kernels_of_neon_multiply_as_they_should(tmp_path):
+    program = tmp_path / "products"
+    flags = ["-O2", "-std=c++17", "-ffp-contract=fast", "-static", "-DINSTRUCTIONS=Neon"]
+    source = Path(__file__).with_name("products.cc")
+    subprocess.run([str(ARM), *flags, str(source), "-o", str(program)], check=True)
+    done = subprocess.run([str(QEMU), str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
