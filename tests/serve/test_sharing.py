@@ -79,8 +79,8 @@ def test_a_second_turn_continues_the_first_and_equals_a_fresh_start(target, resu
         second = [*FIRST, {"role": "assistant", "content": reply.text}]
         second = asked(target, [*second, {"role": "user", "content": "And `index`?"}], seed=6)
         part = answers(worker, second)[0][-1]
-        changed = [{"role": "user", "content": f"Rename `count`:\n{SOURCE[:200]}\n    return 3"}]
-        changed = asked(target, changed, seed=7)
+        changed = (*second.prompts[0][:40], *range(100, 160))
+        changed = replace(REQUEST, prompts=(changed,), seed=7)
         third = answers(worker, changed)[0][-1]
         answers(worker, asked(target, [{"role": "user", "content": "import os"}]))
         answers(worker, second)
