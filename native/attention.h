@@ -122,7 +122,7 @@ inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, cons
 template <Type T, int M>
 void mix(const Floating& values, int64_t head_dim, int64_t at, int64_t size, const int32_t* slots,
          int64_t first, int64_t count, const float* weights, int64_t stride, float* out) {
-  constexpr int kMost = M > 8 || kBytes == 16 ? 1 : 2;  // vectors that registers hold
+  constexpr int kMost = M > 8 || kBytes == 16 ? 1 : M <= 4 && kBytes == 64 ? 4 : 2;  // in registers
   for (int64_t r = 0; r < count; r += kRun) {
     float part[M][kRun];
     const int64_t run = std::min(kRun, count - r);

@@ -72,10 +72,10 @@ struct Layers : Call {
         factors(rows * pass.heads) {
     for (int64_t b = 0; b < pass.batch; b++)
       stride = std::max(stride, padded(pass.length[b] + pass.num_scratch, kChunk));
-    if (rows * pass.heads * stride <= kMostScores)
+    if (per_group > kQueries && rows * pass.heads * stride <= kMostScores)
       scores.resize((rows * pass.heads + kQueries) * stride);
     else
-      most = kQueries;
+      most = kQueries;  // of which a thread computes all steps
     const Type type = pass.layers[0].keys.type == Type::kBfloat16 ? pass.type : Type::kFloat32;
     for (int64_t block = 0; block < num_blocks(); block++)
       asked.emplace_back(size_of_block(block), pass.head_dim / 2, type, kQueries);
@@ -217,8 +217,8 @@ struct Layers : Call {
     }
   }
 
-  // Few queries: all threads share each step. Many: a thread computes all steps of a block, whose
-  // scores stay in its caches.
+  // Some tiles of queries: all threads share each step. A single one, or very many: a thread
+  // computes all steps of a block, whose scores stay in its caches.
   template <Type T>
   void attend(Team::Thread& thread, size_t number) {
     const int64_t chunks = stride / kChunk, size = pass.head_dim, blocks = num_blocks();
