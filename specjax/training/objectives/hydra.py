@@ -61,10 +61,10 @@ class HydraTraining(HeadTraining):
 
     def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, positions, segments = step.places
-        batch, width = tokens.shape
-        cache = KVCache.create(head.config.layers, batch, width, step.features.dtype)
 
         def prefixed(params: Any) -> Float[Array, "B T D"]:
+            batch, length = tokens.shape
+            cache = KVCache.create(head.config.layers, batch, length, step.features.dtype)
             rows = QueryRows(tokens, positions, text_before(segments))
             return head.run(step.weights(params), rows, step.features, cache)[0]
 
