@@ -256,3 +256,8 @@ def test_accepted_length_follows_how_often_the_target_agrees():
     assert (always.stats.accepted_lengths[:, 4] == 1).all()
     np.testing.assert_array_equal(always.stats.accepted, [36 * 6 + 4] * BATCH)  # one is cut off
     assert 1 < sometimes.stats.mean_accepted_length < always.stats.mean_accepted_length
+
+
+def test_text_ends_at_max_new_tokens_in_the_middle_of_a_path():
+    [out] = assert_lossless(*ORACLES["tree"], new_tokens=10, cases=(GREEDY_TO_LIMIT,)).values()
+    assert out.from_draft[:, -1].any()

@@ -127,7 +127,7 @@ def generated(name: str, controls: str, temperature: float, batch: int = BATCH, 
 # Below the root the truth has the ranks 0, 1, 2 at positions divisible by 4.
 DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
 ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
-METHOD_CASES = [*product((*METHODS, *FORMS), (0.8,)), *product(("pld-plus", "auto"), (0.0,))]
+METHOD_CASES = [*product((*METHODS, *FORMS), (0.0, 0.8))]
 QUICK = ("plain", "eagle2", "lookahead")
 
 
