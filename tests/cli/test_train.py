@@ -85,17 +85,13 @@ def test_invalid_settings_of_a_draft_model_are_rejected(tiny, draft, error_line,
     assert name in error_line()
 
 
-def test_draft_models_must_fit(tiny, draft, tasks, tmp_path, error_line):
+def test_draft_models_must_fit(tiny, tasks, tmp_path, error_line):
     assert main([*GENERATE, "--target", str(tiny)]) == 2
     assert "draft model" in error_line()
     train = ["train", "disco", "--target", str(tiny), "--tasks", str(tasks), *SMALL]
     out = tmp_path / "classifier"
-    for drafter, options, name in [
-        (tiny, (), "would be accepted"),
-        (draft, ("--kinds", "no"), "--kinds 'no'"),
-    ]:
-        assert main([*train, "--drafter", str(drafter), "--out", str(out), *options]) == 2
-        assert name in error_line()
+    assert main([*train, "--drafter", str(tiny), "--out", str(out)]) == 2
+    assert "would be accepted" in error_line()
     assert not out.exists()
 
 

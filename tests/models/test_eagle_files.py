@@ -10,6 +10,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.config import Rope
+from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.target import causal_rows
 from specjax.models.transformer import Transformer
@@ -153,9 +154,9 @@ def test_a_head_computes_what_the_published_code_computes(tmp_path, name, num_la
     tokens, target = [5, 60, 3, 3, 17, 42], Transformer(TARGET)
     features = jax.random.normal(jax.random.key(3), (1, len(tokens), 32))
     rows = causal_rows(jnp.array([tokens]), jnp.zeros((1,), jnp.int32))
-    cache = KVCache.create(head.config.layers, 1, len(tokens))
-    run = jax.jit(head.run, static_argnums=1)
-    actual, _ = run(loaded, target, TARGET_PARAMS, rows, features, cache)
+    inputs = rows, features, KVCache.create(head.config.layers, 1, len(tokens))
+    run = jax.jit(lambda params: head.run(HeadWeights(params, target, TARGET_PARAMS), *inputs))
+    actual, _ = run(loaded)
     weights = {name: tensor.astype(np.float64) for name, tensor in stored(folder).items()}
     x = np.concatenate([weights["embed_tokens.weight"][tokens], features[0]], -1)
     x = x @ weights["fc.weight"].T + weights.get("fc.bias", 0)
