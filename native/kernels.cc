@@ -78,7 +78,7 @@ struct Layers : Call {
       most = kQueries;  // of which a thread computes all steps
     const Type type = pass.layers[0].keys.type == Type::kBfloat16 ? pass.type : Type::kFloat32;
     for (int64_t block = 0; block < num_blocks(); block++)
-      asked.emplace_back(size_of_block(block), pass.head_dim / 2, type, kQueries);
+      asked.emplace_back(size_of_block(block), pass.head_dim / 2, type);
   }
 
   int64_t blocks_of_group() const { return (per_group + most - 1) / most; }

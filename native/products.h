@@ -27,10 +27,10 @@ struct Rows {
   int64_t count, pairs, tile;
   bool is_bfloat16;
 
-  Rows(int64_t count, int64_t pairs, Type type, int64_t most = kTile)
+  Rows(int64_t count, int64_t pairs, Type type)
       : count(count), pairs(pairs), tile(1), is_bfloat16(kHasPairs && type == Type::kBfloat16) {
     const bool is_for_matrices = kHasMatrices && is_bfloat16;
-    while (tile < count && tile < most && !is_for_matrices) tile *= 2;
+    while (tile < count && tile < kTile && !is_for_matrices) tile *= 2;
     words.resize(padded(count, is_for_matrices ? 16 : tile) * pairs * (is_bfloat16 ? 1 : 2));
   }
   int64_t place(int64_t row, int64_t pair) const {
@@ -330,8 +330,8 @@ template <class R>
 void multiply_matrices(const Weight& weight, int64_t first, int64_t last, const Rows& rows,
                        float* out, int64_t stride) {
   const MatrixSizes sizes(weight.pairs / weight.groups % 16);
-  _tile_loadconfig(&sizes);
   finish_memory();
+  _tile_loadconfig(&sizes);
   for (int64_t row = 0; row < rows.count; row += 16) {
     const int64_t count = std::min<int64_t>(rows.count - row, 16);
     int64_t panel = first;

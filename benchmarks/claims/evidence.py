@@ -46,7 +46,7 @@ PerPrompt = Float[np.ndarray, "_ _"]  # a row of numbers for each prompt
 
 
 class NotMeasured(Exception):
-    """The folder lacks the evidence; the message says which command would measure it."""
+    """The folder lacks the evidence; the message names the command that measures it."""
 
 
 class Verdict(StrEnum):

@@ -1,7 +1,7 @@
 """The claims of four papers, and of specjax, in our words, with the published figures.
 
 Checked is the shape of a claim (more, faster, within), not its figure, which belongs to models and
-GPUs of another size. A claim without a check says which command would measure it.
+GPUs of another size. A claim without a check names the command that would measure it.
 """
 
 from typing import NamedTuple

@@ -7,7 +7,7 @@ kept in compiled.json and the tables in compiled.md; what changed since the last
 
 Two depths are compiled and costs taken as linear in the layers; `--layers 32` compiles the whole
 model, and only then are seconds those of the whole model. With several devices figures are those of
-one of them; --mesh says how they share the work. The method train-hass is a training step over
+one of them; --mesh sets how they share the work. The method train-hass is a training step over
 --batch-size texts of --prompt-length tokens, with the target's weights split over data too.
 """
 

@@ -209,7 +209,7 @@ class Program:
     def _num_turns(self, loop: Instruction, outside: Computation) -> int:
         """Returns the iterations of a loop; 1 where they are not known.
 
-        A TPU's program only tells the end of a count, where it starts, and what a turn adds.
+        A TPU's program shows only the end of a count, its start, and what a turn adds.
         """
         if loop.opcode != "while":
             return 1

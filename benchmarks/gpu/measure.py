@@ -1,7 +1,7 @@
 """Measures groups of methods on one target: compiled side by side, timed in turn with plain.
 
 A row is a dictionary of plain values. Seconds and rates are first quartile, median and third
-quartile. What fails is a row that says why, and stops nothing else.
+quartile. What fails is a row that states why, and stops nothing else.
 """
 
 import gc

@@ -34,8 +34,8 @@ class Scripted(Drafter):
 
     `params.drafter` is a script from `script_of`. The last nodes of a tree are rearranged to one
     path from the root, as deep as trees of `inner` can be; a chain is such a path. In round r its
-    first `pattern[r]` tokens are what the target will say, as `text` has it, valid or not, and no
-    other node carries what the target will say in its place. All other tokens stay those of
+    first `pattern[r]` tokens are those that the target will generate, as `text` has them, valid or
+    not, and no other node carries the target's token in its place. All other tokens stay those of
     `inner`, so that none of its work is optimised away.
 
     The target still decides what is accepted. But only the cost is that of `inner`, not the

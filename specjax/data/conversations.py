@@ -127,7 +127,7 @@ def _parts_of(file: Path) -> Iterator[Record]:
 
 
 def conversation_of(row: Any) -> Conversation:
-    """Reads a record of any of the forms above; an error says what is wrong but not where."""
+    """Reads a record of any of the forms above; an error states the problem but not its place."""
     items = row.items() if isinstance(row, dict) else ()
     fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:

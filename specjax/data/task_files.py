@@ -86,7 +86,7 @@ def short(value: Any) -> str:
 
 
 def _question(record: Any, forms: Sequence[TaskForm]) -> Question:
-    """Converts a record; an error says what is wrong but not where."""
+    """Converts a record; an error states the problem but not its place."""
     if not isinstance(record, dict):
         raise SpecjaxError('is not a JSON object such as {"prompt": "..."}')
     form = next((form for form in forms if all(name in record for name in form.fields)), None)

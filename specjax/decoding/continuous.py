@@ -53,9 +53,11 @@ class Batch:
         """Runs some rounds; returns all new tokens so far, and which sequences are done."""
         state = self.state
         assert state is not None
-        rounds = jnp.zeros_like(state.stats.rounds)  # `run` counts them
-        state = replace(state, stats=replace(state.stats, rounds=rounds))
-        self.state = state = self.engine.run(self.params, state, max_rounds)
+        before = state.stats.rounds
+        stats = replace(state.stats, rounds=jnp.zeros_like(before))  # `run` counts them
+        state = self.engine.run(self.params, replace(state, stats=stats), max_rounds)
+        stats = replace(state.stats, rounds=before + state.stats.rounds)
+        self.state = state = replace(state, stats=stats)
         return self.engine.generation(state), np.asarray(state.is_done)
 
     def end(self, place: int) -> Prefix:
@@ -140,10 +142,16 @@ def _width(prompt: QueuedPrompt) -> int:
 
 def _all_done(state: LoopState, batch_size: int) -> LoopState:
     """Returns a batch of copies of a state of one sequence, all of them done."""
-    state = replace(state, is_done=jnp.ones_like(state.is_done))
-    return jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, batch_size, axis=0) if leaf.ndim else jnp.copy(leaf), state
-    )
+
+    def copies(leaf: Array) -> Array:
+        return jnp.repeat(leaf, batch_size, axis=0) if _is_of_sequence(leaf) else jnp.copy(leaf)
+
+    return jax.tree.map(copies, replace(state, is_done=jnp.ones_like(state.is_done)))
+
+
+def _is_of_sequence(leaf: Array) -> bool:
+    """Whether an array in the state of one sequence belongs to it, not to all of a batch."""
+    return leaf.shape[:1] == (1,)
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
@@ -153,6 +161,8 @@ def _put(
     """Replaces one sequence of a batch by a state of one sequence."""
 
     def put(many: Array, one: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(many, one, place, 0) if many.ndim else many
+        if not _is_of_sequence(one):
+            return many
+        return lax.dynamic_update_slice_in_dim(many, one, place, 0)
 
     return engine.constrain(jax.tree.map(put, batch, state))

@@ -121,6 +121,10 @@ class Engine:
                 f"Params.sampling has values for {len(values.top_k)} sequences, the prompt has "
                 f"{batch}; pass per_sequence one Sampling for each"
             )
+        if values is not None and self.sampling.verification != "coupled":
+            raise SpecjaxError(
+                "Params.sampling needs coupled verification; pass the settings of per_sequence"
+            )
         if batch > 1:
             check_batch(self.mesh, batch, "a batch of")
         if with_memory:

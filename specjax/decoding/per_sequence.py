@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.processors import LogitBias
 from specjax.decoding.sampling import Sampling, SamplingValues
@@ -39,6 +40,8 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
             same for all.
         vocab_size: of the target.
     """
+    if not samplings:
+        raise SpecjaxError("there are no samplings; pass one for each sequence")
     shared = [replace(sampling, **OFF) for sampling in samplings]
     for field in fields(Sampling):
         if len({getattr(sampling, field.name) for sampling in shared}) > 1:
@@ -57,8 +60,8 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
 
     bias = np.zeros((len(samplings), vocab_size), np.float32)
     for number, one in enumerate(samplings):
+        LogitBias(one.logit_bias).check(None, vocab_size, ())
         pairs = dict(one.logit_bias)
-        LogitBias(tuple(pairs.items())).check(None, vocab_size, ())
         bias[number, list(pairs)] = list(pairs.values())
     log_min_p = [math.log(one.min_p) if one.min_p else -math.inf for one in samplings]
     return replace(shared[0], **chosen, top_k=max(top_k) or None), SamplingValues(

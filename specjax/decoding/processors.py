@@ -217,14 +217,16 @@ class Penalties(Processor):
     def _penalised(
         self, params: Any, logits: Array, counts: Array, in_prompt: Array | None
     ) -> Array:
-        r, presence, frequency = self.repetition, self.presence, self.frequency
+        r: Any = np.float32(self.repetition)
+        presence: Any = self.presence
+        frequency: Any = self.frequency
         if params is not None:
-            of_sequences = params.repetition_penalty, params.presence_penalty
-            of_sequences += (params.frequency_penalty,)
-            r, presence, frequency = (values[:, None, None] for values in of_sequences)
+            names = "repetition_penalty", "presence_penalty", "frequency_penalty"
+            r, presence, frequency = (getattr(params, name)[:, None, None] for name in names)
         if in_prompt is not None:
             is_seen = (counts > 0) | in_prompt
-            logits = jnp.where(is_seen, jnp.where(logits < 0, logits * r, logits / r), logits)
+            smaller = logits * (1 / r)  # a constant's reciprocal and a sequence's round equally
+            logits = jnp.where(is_seen, jnp.where(logits < 0, logits * r, smaller), logits)
         return logits - jnp.where(counts > 0, presence, 0.0) - frequency * counts
 
 

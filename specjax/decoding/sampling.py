@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -97,7 +98,7 @@ class Sampling:
         """The processors that the settings switch on, in their order, then `processors`."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         switched_on = (
-            LogitBias(tuple(dict(self.logit_bias).items())) if self.logit_bias else None,
+            LogitBias(self.logit_bias) if self.logit_bias else None,
             Penalties(*penalties) if penalties != (1, 0, 0) else None,
             BadWords(self.bad_words) if self.bad_words else None,
             MinNewTokens(self.min_new_tokens) if self.min_new_tokens else None,
@@ -151,12 +152,14 @@ class Sampling:
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
             return jax.nn.log_softmax(logits, axis=-1)
-        temperature, top_p = max(self.temperature, MIN_TEMPERATURE), max(self.top_p, MIN_TOP_P)
+        # XLA multiplies by the reciprocal of a constant; values of sequences must round equally.
+        scale = np.float32(1) / np.float32(max(self.temperature, MIN_TEMPERATURE))
+        top_p = max(self.top_p, MIN_TOP_P)
         log_min_p = math.log(self.min_p) if self.min_p else -math.inf
         unfiltered = logits
         if values is not None:
             beside = len(values.top_k), *[1] * (logits.ndim - 1)
-            temperature = jnp.maximum(values.temperature, MIN_TEMPERATURE).reshape(beside)
+            scale = 1 / jnp.maximum(values.temperature, MIN_TEMPERATURE).reshape(beside)
             top_p = jnp.maximum(values.top_p, MIN_TOP_P).reshape(beside)
             log_min_p, top_k = values.log_min_p.reshape(beside), values.top_k.reshape(beside)
 
@@ -166,7 +169,7 @@ class Sampling:
 
         # From the maximum down, so that a tiny temperature overflows to -inf, never to NaN.
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-        logits = logits / temperature
+        logits = logits * scale
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             best = best_tokens(logits, self.top_k)[0]
             threshold = best[..., -1:]

@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,6 +41,8 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
     except SpecjaxError:  # of another kind
         bytes_of = {}
 
+    chat_turn = asyncio.Lock()
+
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"}]})
 
@@ -57,7 +59,9 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
             read = read_request, body, is_chat, worker.target, chats.ids
-            wanted = await asyncio.to_thread(*read)  # long texts and templates hold up no one
+            # Long texts hold up no one, and templates only chats: one takes a thread at a time.
+            async with chat_turn if is_chat else nullcontext():
+                wanted = await asyncio.to_thread(*read)
             jobs = worker.submit(wanted)
         except SpecjaxError as error:
             return _error(400, str(error))

@@ -49,8 +49,9 @@ class ChatFormatter:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         arguments = theirs, self._tokenizer
-        self._process = context.Process(target=_format_chats, args=arguments, daemon=True)
-        self._process.start()
+        process = context.Process(target=_format_chats, args=arguments, daemon=True)
+        process.start()
+        self._process = process
         theirs.close()
 
 

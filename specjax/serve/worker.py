@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -52,7 +52,7 @@ class Job:
     is_cancelled: bool = False
     ending: EndingText | None = None  # once it has begun
 
-    @property
+    @cached_property
     def program(self) -> Any:
         """Jobs for which this is equal can share a batch."""
         schema = self.request.json_schema

@@ -1,16 +1,20 @@
 """Continuous batching: each continuation is its own, whatever shares the batch."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.continuous import QueuedPrompt, generate_many
+from specjax.decoding.continuous import Batch, QueuedPrompt, generate_many
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.eagle2 import Eagle2
+from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.sampling import Sampling
+from tests.decoding.heads import eagle_head, narrowed
 from tests.decoding.tiny import target
 
 NEW_TOKENS, EOS, SAMPLING = 40, (3, 17, 29), Sampling(0.8)
@@ -55,3 +59,25 @@ def test_every_continuation_equals_that_of_its_prompt_alone():
 def test_a_prompt_that_is_too_long_is_rejected():
     with pytest.raises(SpecjaxError, match="exceed the model's 512 positions"):
         list(many(prompts([5, 512])))
+
+
+def test_a_head_with_a_draft_vocabulary_drafts_in_a_batch_as_alone():
+    """The LM head's part for the draft vocabulary belongs to no sequence."""
+    model, params = target()
+    head, known = narrowed(eagle_head())
+    drafter = Eagle2(head, top_k=2, depth=2, num_tokens=5)
+    engine = Engine(model, drafter, max_new_tokens=16)
+    weights = Params(params, known)
+    batch = Batch(engine, weights, 2)
+    alone = []
+    for place, prompt in enumerate(prompts([9, 14])):
+        state = engine.prefill(weights, from_ids([prompt.ids], 128), prompt.key)
+        batch.put(place, jax.tree.map(jnp.copy, state))
+        alone.append(engine.generation(engine.run(weights, state, 99)))
+    for _ in range(16):
+        together, is_done = batch.run(2)
+    assert is_done.all()
+    for place, one in enumerate(alone):
+        np.testing.assert_array_equal(together.tokens[place], one.tokens[0])
+        assert together.stats.rounds[place] == one.stats.rounds[0]
+        assert together.stats.accepted[place] == one.stats.accepted[0]

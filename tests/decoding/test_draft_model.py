@@ -436,3 +436,20 @@ def test_a_draft_with_shuffled_ids_drafts_the_same_tokens(sampling):
     np.testing.assert_array_equal(out.stats.rounds, ordered.stats.rounds)
     wrong = known | {"vocabulary": replace(shared, readable=read[:39])}
     contract.assert_params_rejected(drafter, wrong, "that of 39 target tokens, not of 40")
+
+
+def test_confidence_is_the_probability_of_the_drawn_token_among_the_shared_ones():
+    """Shared tokens have other ids than places, so a place read by id would lie outside."""
+    model, params = padded_draft(33)
+    ids = jnp.arange(20, 33)
+    known = {
+        "draft": params,
+        "rule": None,
+        "vocabulary": SharedVocabulary(jnp.arange(40), ids, ids),
+    }
+    drafter = DraftModel(model, Confidence(0.0), max_length=5)
+    engine = Engine(target()[0], drafter, max_new_tokens=8)
+    weights = Params(target()[1], known)
+    state = engine.prefill(weights, prompt(), jax.random.key(0))
+    _, proposal = engine.propose(weights, state)
+    assert (proposal.tree.valid.sum(axis=1) == 1 + 5).all()

@@ -1,5 +1,6 @@
 """Settings per sequence: each generates the tokens that it generates alone, in one program."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -80,6 +81,24 @@ def test_values_filter_logits_as_settings_do(number):
     assert sampling.filtered(logits[:, 0], values).shape == (3, VOCAB)
 
 
+def test_values_round_as_the_constants_of_settings_do():
+    settings = [Sampling(0.7, repetition_penalty=1.6), Sampling(0.3, repetition_penalty=1.1)]
+    sampling, values = per_sequence(settings, VOCAB)
+    logits = jax.random.normal(jax.random.key(1), (2, 500, VOCAB)) * 3
+    counts = jnp.ones_like(logits, jnp.int32)
+
+    def controlled(one: Sampling, values, logits, counts):
+        [penalties] = one.all_processors
+        in_prompt = jnp.zeros_like(counts, bool)
+        logits = penalties._penalised(values, logits, counts, in_prompt)
+        return one.filtered(logits, values)
+
+    together = jax.jit(controlled, static_argnums=0)(sampling, values, logits, counts)
+    for number, one in enumerate(settings):
+        alone = jax.jit(controlled, static_argnums=0)(one, None, logits, counts)
+        np.testing.assert_array_equal(together[number], alone[number])
+
+
 def test_controls_that_all_sequences_leave_off_stay_out_of_the_program():
     sampling, values = per_sequence([Sampling(), Sampling(top_k=VOCAB)], VOCAB)
     assert sampling == Sampling()
@@ -110,3 +129,9 @@ def test_values_and_keys_for_another_batch_are_rejected():
         engine.generate(Params(params, known, sampling=values), prompt(), KEYS)
     with pytest.raises(SpecjaxError, match="not one for each of 3 sequence"):
         engine.generate(Params(params, known), prompt(), KEYS[:2])
+    sampling, values = per_sequence(SAMPLINGS, VOCAB)
+    engine = Engine(model, drafter, replace(sampling, verification="rejection"), max_new_tokens=4)
+    with pytest.raises(SpecjaxError, match="needs coupled verification"):
+        engine.generate(Params(params, known, sampling=values), prompt(), KEYS)
+    with pytest.raises(SpecjaxError, match="there are no samplings"):
+        per_sequence([], VOCAB)

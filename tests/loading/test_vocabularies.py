@@ -52,6 +52,12 @@ def test_the_draft_reads_the_longest_end_of_other_tokens():
     assert names == [*read, "<unk>", "<unk>"]  # the last two pad the vocabulary
 
 
+def test_a_token_that_begins_and_ends_texts_is_read_as_the_end():
+    both = loaded(BYTE_LEVEL, decoders.ByteLevel(), eos_token="<end>", bos_token="<end>")
+    shared = shared_vocabulary(both, pieces())
+    assert shared is not None and PIECES[int(shared.readable[0])] == "<stop>"
+
+
 def test_a_tokenizer_shares_all_tokens_with_itself_in_another_order():
     target, draft = byte_level(), byte_level(BYTE_LEVEL[::-1])
     shared = shared_vocabulary(target, draft)

@@ -195,11 +195,11 @@ class DraftModel(Drafter):
                 logits = logits[..., : sizes[1]]
             place = draft.num_passes
             at = (context.length + place)[:, None]
-            token = best_token((draw.perturbed(logits, at) if self.is_drawn else logits)[:, 0])
-            token = token if vocabulary is None else vocabulary.target_ids[token]
+            drawn = best_token((draw.perturbed(logits, at) if self.is_drawn else logits)[:, 0])
+            token = drawn if vocabulary is None else vocabulary.target_ids[drawn]
             last = LastDrafted(
                 probs=jax.nn.softmax(logits[:, 0], axis=-1),
-                token=token,
+                token=drawn,
                 in_draft=place,
                 in_new_text=context.length + place - state.prompt_length,
                 in_text=context.length + place,

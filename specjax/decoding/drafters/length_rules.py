@@ -26,7 +26,7 @@ class LastDrafted(NamedTuple):
     # Softmax of the draft's logits, without temperature and filters, so that a threshold means the
     # same at every temperature.
     probs: Float[Array, "B V"]
-    token: Int[Array, " B"]
+    token: Int[Array, " B"]  # as an index of `probs`
     # Its index, from 0:
     in_draft: Int[Array, ""]
     in_new_text: Int[Array, " B"]

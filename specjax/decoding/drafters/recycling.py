@@ -52,11 +52,11 @@ class Recycling(Drafter):
     taken from the target's logits at every node that it verified last, accepted or not. The child
     of rank r of a node is successor r of its token.
 
-    Differences from the published code: each sequence has a table, which starts empty for every
-    text unless `seeded`; nodes without a known token are left out; of several nodes with one token
-    in a round, the table keeps the first on the accepted path, or else the first; the trees are
-    ours. Above temperature 0, under `coupled`, the successors are ranked with the noise that the
-    target will draw with.
+    Differences from the published code: each sequence has a table, which starts from its prompt
+    (`from_prompt`) and, if `seeded`, from the target's successors of each token; nodes without a
+    known token are left out; of several nodes with one token in a round, the table keeps the first
+    on the accepted path, or else the first; the trees are ours. Above temperature 0, under
+    `coupled`, the successors are ranked with the noise that the target will draw with.
     """
 
     num_tokens: int = setting(64, at_least=2, at_most=64)
