@@ -60,8 +60,8 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
 
     bias = np.zeros((len(samplings), vocab_size), np.float32)
     for number, one in enumerate(samplings):
-        LogitBias(one.logit_bias).check(None, vocab_size, ())
         pairs = dict(one.logit_bias)
+        LogitBias(tuple(pairs.items())).check(None, vocab_size, ())
         bias[number, list(pairs)] = list(pairs.values())
     log_min_p = [math.log(one.min_p) if one.min_p else -math.inf for one in samplings]
     return replace(shared[0], **chosen, top_k=max(top_k) or None), SamplingValues(

@@ -98,7 +98,7 @@ class Sampling:
         """The processors that the settings switch on, in their order, then `processors`."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         switched_on = (
-            LogitBias(self.logit_bias) if self.logit_bias else None,
+            LogitBias(tuple(dict(self.logit_bias).items())) if self.logit_bias else None,
             Penalties(*penalties) if penalties != (1, 0, 0) else None,
             BadWords(self.bad_words) if self.bad_words else None,
             MinNewTokens(self.min_new_tokens) if self.min_new_tokens else None,

@@ -447,7 +447,7 @@ def test_confidence_is_the_probability_of_the_drawn_token_among_the_shared_ones(
         "rule": None,
         "vocabulary": SharedVocabulary(jnp.arange(40), ids, ids),
     }
-    drafter = DraftModel(model, Confidence(0.0), max_length=5)
+    drafter = DraftModel(model, Confidence(1e-9), max_length=5)
     engine = Engine(target()[0], drafter, max_new_tokens=8)
     weights = Params(target()[1], known)
     state = engine.prefill(weights, prompt(), jax.random.key(0))
