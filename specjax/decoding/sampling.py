@@ -153,7 +153,7 @@ class Sampling:
         if self.is_greedy:
             return jax.nn.log_softmax(logits, axis=-1)
         # XLA multiplies by the reciprocal of a constant; values of sequences must round equally.
-        scale = np.float32(1) / np.float32(max(self.temperature, MIN_TEMPERATURE))
+        scale = np.float32(1) / np.float32(np.clip(self.temperature, MIN_TEMPERATURE, 1e38))
         top_p = max(self.top_p, MIN_TOP_P)
         log_min_p = math.log(self.min_p) if self.min_p else -math.inf
         unfiltered = logits

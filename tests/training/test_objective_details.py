@@ -1,6 +1,5 @@
 """Details of single objectives: EAGLE's noise, EAGLE-3's draft vocabulary, Hydra's slots."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
+from specjax.models.heads import HeadWeights
 from specjax.training.losses import soft_cross_entropy
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
@@ -139,8 +139,9 @@ def test_what_hydra_trains_is_what_drafts(monkeypatch):
         for row, root in enumerate(roots):
             for depth in range(1, min(DEPTHS, len(tokens) - 1 - root) + 1):
                 behind = TARGET.embed(FROZEN, jnp.asarray([tokens[root : root + depth]]))
-                logits = partial(module.logits_at, case.params, TARGET, FROZEN, depth)
-                logits = logits(features[row : row + 1], behind[None])[0, 0]
+                weights = HeadWeights(case.params, TARGET, FROZEN)
+                one = features[row : row + 1]
+                logits = module.logits_at(weights, depth, one, behind[None])[0, 0]
                 learned = trained[depth - 1][text, root - 1 + depth]  # where that feature stands
                 assert np.abs(learned - logits).max() <= 1e-5 * np.abs(logits).max()
 
