@@ -10,6 +10,7 @@ With more than one layer a head applies the same block repeatedly, as in the pub
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -90,7 +91,11 @@ class MedusaHeads(nn.Module):
         `features` are the target's, of the last token before the root.
         """
         depths = range(1, (num_depths or self.config.num_heads) + 1)
-        return jnp.stack([self.logits_at(weights, features, depth) for depth in depths], axis=-2)
+        apply = partial(self.apply, {"params": weights.params}, features)
+        outputs = jnp.stack([cast(Array, apply(depth)) for depth in depths], axis=-2)
+        if self.config.has_lm_heads:
+            return outputs
+        return weights.target.logits(weights.target_params, outputs)  # reads the LM head once
 
     @nn.nowrap
     def initialise(
