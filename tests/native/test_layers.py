@@ -133,7 +133,7 @@ def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, instructions, dty
 
 @pytest.mark.slow
 @given(
-    st.integers(7, 70),  # the norm of a few small numbers magnifies their rounding
+    st.integers(1, 70),
     st.integers(1, 70),
     st.sampled_from([16, 32, 48]),
     st.integers(1, 3),
@@ -142,8 +142,9 @@ def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, instructions, dty
 )
 @settings(max_examples=25, deadline=None)
 def test_layers_of_odd_shapes(hidden, inner, head_dim, batch, count, instructions):
-    config = replace(LLAMA, hidden_size=hidden, intermediate_size=inner, head_dim=head_dim)
-    model = Transformer(config)
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "head_dim": head_dim}
+    # The norm of a single small number would magnify its rounding by 1 / sqrt(eps).
+    model = Transformer(replace(LLAMA, **shape, rms_norm_eps=0.01))
     params = drawn_params(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(native.SWITCH, instructions)

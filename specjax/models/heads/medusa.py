@@ -9,6 +9,7 @@ section 2.1.1.
 With more than one layer a head applies the same block repeatedly, as in the published code.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -77,10 +78,7 @@ class MedusaHeads(nn.Module):
         self, weights: HeadWeights, features: Float[Array, "... D"], depth: int
     ) -> Float[Array, "... V"]:
         """Returns the logits of the head at one depth (from 1); see `logits`."""
-        output = cast(Array, self.apply({"params": weights.params}, features, depth))
-        if self.config.has_lm_heads:
-            return output
-        return weights.target.logits(weights.target_params, output)
+        return self._logits_of(weights, features, [depth])[..., 0, :]
 
     @nn.nowrap
     def logits(
@@ -91,11 +89,18 @@ class MedusaHeads(nn.Module):
         `features` are the target's, of the last token before the root.
         """
         depths = range(1, (num_depths or self.config.num_heads) + 1)
+        return self._logits_of(weights, features, depths)
+
+    @nn.nowrap
+    def _logits_of(
+        self, weights: HeadWeights, features: Float[Array, "... D"], depths: Iterable[int]
+    ) -> Float[Array, "... K V"]:
+        """Returns the logits of some depths; the target's LM head is read once for all."""
         apply = partial(self.apply, {"params": weights.params}, features)
         outputs = jnp.stack([cast(Array, apply(depth)) for depth in depths], axis=-2)
         if self.config.has_lm_heads:
             return outputs
-        return weights.target.logits(weights.target_params, outputs)  # reads the LM head once
+        return weights.target.logits(weights.target_params, outputs)
 
     @nn.nowrap
     def initialise(
