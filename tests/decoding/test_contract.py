@@ -1,7 +1,7 @@
 """One battery for every method: whatever it drafts, the text is that of plain decoding."""
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -22,13 +22,14 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import stream
+from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
 from tests.decoding import heads
 from tests.decoding.contract import (
     CASES,
     GREEDY,
+    KEY,
     SAMPLED,
     SAMPLINGS,
     assert_lossless,
@@ -165,38 +166,31 @@ def test_the_tokens_are_those_of_plain_decoding(name, case):
     assert (num_accepted == 0) == never_accepts, "no draft was ever right"
 
 
-SWITCHES = {
-    "x64": lambda: jax.enable_x64(True),
-    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
-    "debug NaNs": lambda: jax.debug_nans(True),
-}
+@pytest.mark.parametrize("name", slow_except(METHODS, "draft-model", "hass"))
+def test_no_switch_of_jax_changes_a_token(name):
+    with jax.enable_x64(True), jax.debug_nans(True):
+        assert_text_of_plain_decoding(name, jax.random.key(1, impl="rbg"))
 
 
-@pytest.mark.parametrize(
-    ("name", "switch"),
-    slow_except(
-        [*product(METHODS, SWITCHES)],
-        *product(("pld", "hass"), ("x64",)),
-        ("draft-model", "strict promotion"),
-        ("hass", "debug NaNs"),
-    ),
-)
-def test_no_switch_of_jax_changes_a_token(name, switch):
-    drafter = of_method(name)
-    with SWITCHES[switch]():
-        assert_lossless(*drafter, cases=(SAMPLED,))
+@pytest.mark.parametrize("name", METHODS)
+def test_no_dtype_is_promoted_implicitly(name):
+    (model, weights), (drafter, params) = target(), of_method(name)
+    generate = partial(speculative_generate, target=model, drafter=drafter, max_new_tokens=60)
+    sampled = partial(generate, sampling=SAMPLINGS["sampled"])
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(sampled, Params(weights, params), prompt(), KEY)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [*slow_except(product(METHODS, ("rbg",))), ("pld", "unsafe_rbg")],
-)
-def test_keys_of_every_kind_generate_the_tokens_of_plain_decoding(name, kind):
-    key, (model, weights) = jax.random.key(1, impl=kind), target()
+def test_keys_of_every_kind_generate_the_tokens_of_plain_decoding():
+    assert_text_of_plain_decoding("pld", jax.random.key(1, impl="unsafe_rbg"))
+
+
+def assert_text_of_plain_decoding(name: str, key: jax.Array):
+    (model, weights), settings = target(), {"sampling": SAMPLINGS["sampled"], "max_new_tokens": 60}
     texts = []
     for drafter, params in (of_method(name), of_method("plain")):
-        settings = {"target": model, "drafter": drafter, "sampling": SAMPLINGS["sampled"]}
-        *_, whole = stream(Params(weights, params), prompt(), key, **settings, max_new_tokens=60)
+        given = Params(weights, params), prompt(), key
+        *_, whole = stream(*given, target=model, drafter=drafter, **settings)
         texts.append(np.asarray(whole.tokens))
     np.testing.assert_array_equal(*texts)
 
