@@ -260,14 +260,16 @@ def read_params(
 ) -> dict[str, Any]:
     """Reads tensors, keyed by the paths of params, into nested params; floats of this dtype.
 
-    With `quantize` or `packed`, each matrix is converted before the next is read. With a
+    With `quantize` or `packed`, each matrix is converted before the next is read, the largest
+    first, since a conversion holds it several times and the params are not there yet. With a
     `placement`, each part of a tensor is read straight to its devices.
     """
     _check_memory(tensors, dtype, title, quantize, placement)
     flat = {}
+    largest_first = sorted(tensors.items(), key=lambda item: -item[1].num_bytes)
     total = sum(tensor.num_bytes for tensor in tensors.values())
     with _progress_bar(title, total, progress) as advance:
-        for path, tensor in tensors.items():
+        for path, tensor in largest_first:
             whole = placement is None
             leaf = jnp.array(tensor.read()) if whole else _spread(tensor, path, placement)
             if quantize is None:
