@@ -73,8 +73,7 @@ def attend(
         def attend_block(query, visible):
             return attend(query, keys, values, visible, scale, softcap, in_any_order)
 
-        mixed, weights = in_blocks(attend_block, (query, 2), (visible, 1))
-        return mixed, weights
+        return in_blocks(attend_block, (query, 2), (visible, 1))
     groups, num_slots = keys.shape[1], keys.shape[2]
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
@@ -138,13 +137,11 @@ def attend_to_blocks(
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
-        return in_blocks(
-            lambda query, visible: attend_to_blocks(
-                query, keys, values, visible, num_slots, scale, softcap
-            ),
-            (query, 2),
-            (visible, 1),
-        )
+
+        def attend_block(query, visible):
+            return attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
+
+        return in_blocks(attend_block, (query, 2), (visible, 1))
     groups, slots = keys.shape[1:3]
     num_blocks, rest = divmod(slots, KEY_BLOCK)
     grouped = query.reshape(batch, groups, heads // groups * count, width)

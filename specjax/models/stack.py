@@ -56,11 +56,9 @@ def run_layers(
     start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
     positions = write_slots(cache.positions, rows.positions, start, axis=1)
     cache = replace(cache, positions=positions)
-    ropes = dict.fromkeys(config.rope_of(layer) for layer in range(len(layers)))
-    rotations = {
-        rope: rope and rotation_of(rows.positions, config, cache.prompt_length, rope)
-        for rope in ropes
-    }
+    rotations: dict[Any, Any] = {None: None}
+    for rope in _ropes(layers):
+        rotations[rope] = rotation_of(rows.positions, config, cache.prompt_length, rope)
     run = partial(_run_by_layer, in_any_order=in_any_order)
     if _is_native(layers, x):
         run = _run_natively
@@ -128,6 +126,7 @@ def _is_native(layers: Sequence[DecoderLayer], x: Array) -> bool:
 
 
 def _ropes(layers: Sequence[DecoderLayer]) -> list[Any]:
+    """Returns the different rotary embeddings of the layers."""
     ropes = dict.fromkeys(layers[0].config.rope_of(layer) for layer in range(len(layers)))
     return [rope for rope in ropes if rope is not None]
 
@@ -148,7 +147,7 @@ def _run_natively(
     norm: nn.Module | None,
 ) -> Results:
     config, count = layers[0].config, len(layers)
-    ropes = _ropes(layers)
+    variant, ropes = config.variant, _ropes(layers)
     windows = list(dict.fromkeys(config.window_of(layer) for layer in range(count)))
     inner = sorted({layer % (count + 1) for layer in taps.hidden_layers} - {0, count})
     heads = sorted(set(taps.attention_heads))
@@ -157,80 +156,46 @@ def _run_natively(
     if not layers[0].is_plainly_normed():
         normed, x = layers[0].normed(x), layers[0].residual(x)
         variables[0].pop("input_layernorm", None)
-    fields, leaves, in_place = [], [], {}
-    first = 6 + 2 * len(ropes)
-    last_norm = [] if norm is None else _vectors(norm.variables["params"])[1]
-    first += len(last_norm)
+    given = [x, normed, rows.positions, cache.positions, cache.length, rows.visible]
+    given += [angle for rope in ropes for angle in rotations[rope]]
+    given += [] if norm is None else _vectors(norm.variables["params"])[1]
+    fields, in_place = [], {}
     for number, params in enumerate(variables):
         present, arrays = _layer_operands(params)
         fields.append(present)
-        leaves += arrays
+        given += arrays
         for cached in (cache.keys[number], cache.values[number]):
-            in_place[first + len(leaves)] = 3 + len(in_place)
-            leaves.append(cached)
-    rotated = rotations[ropes[0]][0].shape[-1] if ropes else 0
-    variant = config.variant
+            in_place[len(given)] = 3 + len(in_place)
+            given.append(cached)
     batch, queries, width = x.shape
     like = jax.ShapeDtypeStruct
-    caches = [
-        like(each.shape, each.dtype)
-        for pair in zip(cache.keys, cache.values, strict=True)
-        for each in pair
-    ]
     results = [
         like(x.shape, x.dtype),
         like((len(inner), batch, queries, width), x.dtype),
         like((len(heads), batch, queries, cache.num_slots), jnp.float32),
-        *(like(cached.shape, cached.dtype) for cached in (leaves[at - first] for at in in_place)),
+        *(like(given[at].shape, given[at].dtype) for at in in_place),
     ]
-    scale = (
-        config.head_dim if variant.query_pre_attn_scalar is None else variant.query_pre_attn_scalar
-    )
+    rotated = rotations[ropes[0]][0].shape[-1] if ropes else 0
+    sizes = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
+    numbers = [list(NORMS).index(variant.norm), list(ACTIVATIONS).index(variant.hidden_act)]
+    scale = (variant.query_pre_attn_scalar or config.head_dim) ** -0.5
+    factors = [config.rms_norm_eps, scale, variant.attn_logit_softcapping or 0]
+    rope_numbers = {rope: number for number, rope in enumerate(ropes)} | {None: -1}
     as_integers = partial(np.array, dtype=np.int32)
     call = partial(
         jax.ffi.ffi_call("specjax_layers", results, input_output_aliases=in_place),
         instructions=instructions(),
-        sizes=as_integers(
-            [
-                config.num_attention_heads,
-                config.num_key_value_heads,
-                config.head_dim,
-                config.intermediate_size,
-                rotated,
-            ]
-        ),
-        numbers=as_integers(
-            [
-                list(NORMS).index(variant.norm),
-                list(ACTIVATIONS).index(variant.hidden_act),
-                len(ropes),
-                norm is not None,
-            ]
-        ),
-        factors=np.array(
-            [config.rms_norm_eps, scale**-0.5, variant.attn_logit_softcapping or 0], np.float32
-        ),
+        sizes=as_integers([*sizes, config.intermediate_size, rotated]),
+        numbers=as_integers([*numbers, len(ropes), norm is not None]),
+        factors=np.array(factors, np.float32),
         fields=np.array(fields, np.int64),
         layer_windows=as_integers([windows.index(config.window_of(n)) for n in range(count)]),
-        layer_ropes=as_integers(
-            [-1 if (rope := config.rope_of(n)) is None else ropes.index(rope) for n in range(count)]
-        ),
+        layer_ropes=as_integers([rope_numbers[config.rope_of(n)] for n in range(count)]),
         windows=as_integers([window or 0 for window in windows]),
         tapped_layers=as_integers([layer - 1 for layer in inner]),
         tapped_heads=as_integers(heads).reshape(-1),
     )
-    angles = [angle for rope in ropes for angle in rotations[rope]]
-    output, tapped, attention, *caches = without_gradients(call)(
-        x,
-        normed,
-        rows.positions,
-        cache.positions,
-        cache.length,
-        rows.visible,
-        *angles,
-        *last_norm,
-        *leaves,
-    )
+    output, tapped, attention, *caches = without_gradients(call)(*given)
     hidden |= dict(zip(inner, tapped, strict=True)) | {count: output}
     return hidden, dict(zip(heads, attention, strict=True)), caches[::2], caches[1::2]
 

@@ -53,13 +53,8 @@ def test_rows_are_written_from_the_start_of_each_text(shape, axis, starts):
     np.testing.assert_array_equal(written, expected)
 
 
-def test_written_rows_take_the_dtype_of_the_buffer():
-    written = write_slots(jnp.zeros((2, 4), jnp.bfloat16), jnp.ones((2, 1)), jnp.array([0, 3]), 1)
-    assert written.dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize("lengths", [[2], [0, 3]], ids=["one text", "ragged batch"])
-def test_a_row_sees_what_is_committed_and_the_scratch_it_may_see(lengths):
+def test_a_row_sees_what_is_committed_and_the_scratch_it_may_see():
+    lengths = [0, 3]
     cache = numbered_cache(lengths, num_slots=7)
     visible = jnp.array([[True, False, False], [True, True, False]])
     seen = cache.visible_slots(jnp.broadcast_to(visible, (len(lengths), 2, 3)))
@@ -84,16 +79,6 @@ def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
         for keys, values in zip(kept.keys, kept.values, strict=True):
             np.testing.assert_array_equal(keys[text, 1, :used, 0], expected)
             np.testing.assert_array_equal(values[text, 0, :used, 1], -expected)
-
-
-def test_keeping_a_chain_in_place_is_advancing():
-    cache = numbered_cache([1, 3], num_slots=8)
-    count = jnp.array([2, 3])
-    kept = cache.keep(jnp.broadcast_to(jnp.arange(3), (2, 3)), count, num_rows=3)
-    advanced = cache.advance(count)
-    np.testing.assert_array_equal(kept.length, advanced.length)
-    np.testing.assert_array_equal(kept.keys[0], advanced.keys[0])
-    np.testing.assert_array_equal(kept.positions, advanced.positions)
 
 
 def test_keeping_nothing_leaves_the_committed_text():

@@ -15,7 +15,6 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
-HUGE = ("num_hidden_layers", "vocab_size", "hidden_size")
 LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
 PATTERN = ["full_attention", "sliding_attention"]
 GPT_BIGCODE = {"model_type": "gpt_bigcode", "n_embd": 32, "n_layer": 2, "n_head": 4}
@@ -52,9 +51,7 @@ def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
         {"head_dim": 12, "attention_bias": True, "mlp_bias": True, "eos_token_id": None},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        {"model_type": "mistral", "sliding_window": 6},
         {"model_type": "mistral", "sliding_window": 6, "layer_types": PATTERN},
-        {"model_type": "mistral", "sliding_window": None},
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
         {"model_type": "qwen3", "head_dim": 12},
         {"model_type": "gemma2", "query_pre_attn_scalar": 20, "attn_logit_softcapping": None},
@@ -77,13 +74,13 @@ def test_a_written_config_reads_back_as_it_was(tmp_path, changes):
 
 
 def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path):
-    config = read(tmp_path, num_key_value_heads=..., max_position_embeddings=..., eos_token_id=...)
+    absent = {"num_key_value_heads": ..., "max_position_embeddings": ...}
+    config = read(tmp_path, eos_token_id=..., sliding_window=6, **absent)
+    assert config.sliding_window is None  # which only Mistral's counts
     assert config.num_key_value_heads == config.num_attention_heads == 4
     assert config.head_dim == 8
     assert (config.rms_norm_eps, config.rope.rope_theta) == (1e-6, 10000.0)
     assert config.eos_token_id == ()
-    assert config.sliding_window is None
-    absent = {"num_key_value_heads": ..., "max_position_embeddings": ...}
     mistral = read(tmp_path, model_type="mistral", num_attention_heads=16, **absent)
     assert (mistral.num_key_value_heads, mistral.sliding_window) == (8, 4096)
     assert mistral.max_position_embeddings == 131072
@@ -91,14 +88,11 @@ def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path):
     assert (null.num_key_value_heads, null.sliding_window) == (4, None)
 
 
-def test_a_sliding_window_counts_only_for_mistral(tmp_path):
-    assert read(tmp_path, sliding_window=6).sliding_window is None
-
-
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])
 def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
-    assert read(tmp_path).longest_text == 64
-    assert read(tmp_path, rope_scaling={"type": kind, "factor": 2.0}).longest_text == 128
+    for factor, longest in ((2.0, 128), (1e308, 2**31 - 1)):
+        config = read(tmp_path, rope_scaling={"type": kind, "factor": factor})
+        assert config.longest_text == longest
     assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
 
 
@@ -123,34 +117,19 @@ PHI3 = {"model_type": "phi3"}
         ({"hidden_size": ...}, "no 'hidden_size', which a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
         ({"hidden_size": "192"}, "`hidden_size` must be a whole number, got '192'"),
-        ({"num_attention_heads": 0}, "`num_attention_heads` must be at least 1 .*got 0; check"),
-        ({"vocab_size": 61.0}, "`vocab_size` must be a whole number"),
-        ({"num_hidden_layers": True}, "`num_hidden_layers` must be"),
-        ({"max_position_embeddings": None}, "`max_position_embeddings` must be"),
         ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd"),
         ({"rms_norm_eps": "1e-6"}, "`rms_norm_eps` must be a number, got '1e-6'"),
         ({"mlp_bias": "no"}, "`mlp_bias` must be true or false, got 'no'"),
         (MISTRAL | {"layer_types": PATTERN * 2}, "layer_types has 4 entries for 2 layers"),
         (MISTRAL | {"layer_types": ["linear"] * 2}, "layer_types has 'linear'"),
-        (MISTRAL | {"sliding_window": 0}, "`sliding_window` must be at least 1"),
         ({"bos_token_id": [1]}, "`bos_token_id` must be a whole number or None"),
         ({"eos_token_id": [2, 1.5]}, "`eos_token_id` must be"),
-        ({"rope_theta": [1e4]}, "`rope_theta` must be a number"),
         ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "`factor` must be a number, got '2'"),
-        ({"rope_scaling": {"type": "linear", "factor": None}}, "needs 'factor'"),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
         ({"rope_scaling": {"type": "yarn"}}, "'yarn'.*default, linear, dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*full rotary heads"),
         ({"max_position_embeddings": 2**31}, "`max_position_embeddings` must be at least 1 and at"),
-        (
-            {
-                "rope_scaling": {"type": "llama3"}
-                | LLAMA3
-                | {"original_max_position_embeddings": 2**31}
-            },
-            "`original_max_position_embeddings` must be at most",
-        ),
     ],
 )
 def test_unsupported_configs_are_rejected_with_a_reason(tmp_path, changes, wrong):
@@ -163,7 +142,6 @@ def test_unsupported_configs_are_rejected_with_a_reason(tmp_path, changes, wrong
     ("content", "wrong"),
     [
         (b'{"model_type": ', "not valid JSON"),
-        (b"\xff\xfe\x00", "not valid JSON"),
         (b"[]", "object"),
     ],
 )
@@ -186,21 +164,15 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize("name", HUGE)
-def test_a_size_that_no_model_has_is_refused_at_once(kind, name):
+def test_a_size_that_no_model_has_is_refused_at_once(kind):
     given = GPT_BIGCODE if kind == "gpt_bigcode" else {"model_type": kind}
-    key = FAMILIES[kind].keys.get(name, name)
-    with pytest.raises(SpecjaxError, match=f"`{name}` must be .* at most .*got 1000000000000"):
-        config_from(values_of(**given | {key: 10**12}))
+    for name in ("num_hidden_layers", "vocab_size", "hidden_size"):
+        key = FAMILIES[kind].keys.get(name, name)
+        with pytest.raises(SpecjaxError, match=f"`{name}` must be .* at most .*got 1000000000000"):
+            config_from(values_of(**given | {key: 10**12}))
 
 
 def test_a_config_nested_deeply_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}")
     with pytest.raises(SpecjaxError, match=r"config\.json is not valid JSON \(.*recursion"):
         read_config(tmp_path)
-
-
-@pytest.mark.parametrize("factor", [1e10, 1e308])
-def test_a_stretched_text_stays_within_32_bits(tmp_path, factor):
-    config = read(tmp_path, rope_scaling={"type": "linear", "factor": factor})
-    assert config.longest_text == 2**31 - 1

@@ -5,7 +5,7 @@ a cache, as decoding does. `steps` is what HASS trains: whole texts at once, n s
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,11 +27,11 @@ LAYER = TransformerConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to ea
 TARGET = Transformer(LAYER)
 HEADS: dict[str, Any] = {
     "one layer": EagleHead(EagleConfig(LAYER)),
-    "fc bias": EagleHead(EagleConfig(LAYER, fc_bias=True)),
-    "two layers": EagleHead(EagleConfig(replace(LAYER, num_hidden_layers=2))),
+    "two layers, fc bias": EagleHead(
+        EagleConfig(replace(LAYER, num_hidden_layers=2), fc_bias=True)
+    ),
 }
-PLAIN = HEADS["one layer"]
-every_head = pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+PLAIN, DEEP = HEADS.values()
 
 
 class Texts(NamedTuple):
@@ -41,9 +41,6 @@ class Texts(NamedTuple):
     features: Any  # [B, T, D]
     positions: Any  # [B, T]
     segments: Any  # [B, T]
-
-    def part(self, row: int, slots: slice) -> "Texts":
-        return Texts(*(each[row : row + 1, slots] for each in self))
 
 
 def texts(lengths: tuple[int, ...] = (LENGTH,), seed: int = 0) -> Texts:
@@ -146,20 +143,25 @@ def drafts(head, params, target_params, text: Texts, num_steps=STEPS):
     return jnp.stack(predictions)
 
 
-def loss_and_gradient(predict, head, text: Texts):
+def predictions_and_gradient(predict, head, params, target_params):
     """All predictions, and the gradient of the sum over steps of their mean squares."""
 
     def loss(params):
-        predictions = predict(head, params, weights(head)[1], text)
+        predictions = predict(head, params, target_params, texts())
         return jnp.sum(jnp.mean(predictions**2, axis=(1, 2, 3))), predictions
 
-    gradient, predictions = jax.jit(jax.grad(loss, has_aux=True))(weights(head)[0])
-    return np.asarray(predictions), jax.tree.map(np.asarray, gradient)
+    gradient, predictions = jax.grad(loss, has_aux=True)(params)
+    return predictions, gradient
+
+
+def loss_and_gradient(predict, head):
+    """As `predictions_and_gradient`, compiled."""
+    return jax.jit(partial(predictions_and_gradient, predict, head))(*weights(head))
 
 
 @cache
 def truth(head):
-    return loss_and_gradient(drafts, head, texts())
+    return loss_and_gradient(drafts, head)
 
 
 def gradients_differ_by(found, expected) -> float:
@@ -169,10 +171,10 @@ def gradients_differ_by(found, expected) -> float:
 
 
 @pytest.mark.slow
-@every_head
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_every_step_predicts_what_a_draft_of_that_length_does(head):
     expected, expected_gradient = truth(head)
-    found, gradient = loss_and_gradient(steps, head, texts())
+    found, gradient = loss_and_gradient(steps, head)
     for first, second in pairwise(expected):
         assert np.abs(first[:, 1:] - second[:, 1:]).max() > 0.1  # each step says something else
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -182,29 +184,37 @@ def test_every_step_predicts_what_a_draft_of_that_length_does(head):
 # ---- Mutants: the comparison above fails for wrong contexts --------------------------------------
 
 
-def slow_attention(stream_of):
-    """`aligned_attention` with the stream in which a slot sees another picked by `stream_of`.
+def slow_attention(tables, query, streams, segments):
+    """`aligned_attention` by a table `[n - 1, r, t]`: of n streams, the one in which r sees t."""
+    source = tables[len(streams) - 1]
+    slots = np.arange(LENGTH)
+    # The seeing slot, the one that it sees, then text, head and width.
+    keys, values = (
+        jnp.repeat(jnp.stack(each)[source, :, :, slots[None, :]], 2, axis=3)
+        for each in zip(*streams, strict=True)
+    )
+    scores = jnp.einsum("bath,tsbah->bats", query, keys, precision="highest")
+    is_seen = (segments[:, :, None] == segments[:, None, :]) & np.tri(LENGTH, dtype=bool)[None]
+    scores = jnp.where(is_seen[:, None], scores * query.shape[-1] ** -0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return jnp.einsum("bats,tsbah->bath", weights, values, precision="highest")
 
-    It is asked for the slots' distance and the newest stream's number.
-    """
 
-    def attention(query, streams, segments):
-        length = query.shape[2]
-        slots, newest = np.arange(length), len(streams) - 1
-        distance = slots[:, None] - slots[None, :]
-        source = np.vectorize(stream_of)(np.maximum(distance, 0), newest)
-        # Who looks, whom at, then text, head and width.
-        keys, values = (
-            jnp.repeat(jnp.stack(each)[source, :, :, slots[None, :]], 2, axis=3)
-            for each in zip(*streams, strict=True)
-        )
-        scores = jnp.einsum("bath,tsbah->bats", query, keys, precision="highest")
-        is_seen = (segments[:, :, None] == segments[:, None, :]) & (distance >= 0)[None]
-        scores = jnp.where(is_seen[:, None], scores * query.shape[-1] ** -0.5, -jnp.inf)
-        weights = jax.nn.softmax(scores, axis=-1)
-        return jnp.einsum("bats,tsbah->bath", weights, values, precision="highest")
+@jax.jit
+def by_tables(tables, params, target_params):
+    """The predictions of `steps`, and the gradient, where slots see those that the tables name."""
+    with pytest.MonkeyPatch.context() as patch:
+        attention = staticmethod(partial(slow_attention, tables))
+        patch.setattr(EagleHead, "attend_in_training", attention)
+        return predictions_and_gradient(steps, PLAIN, params, target_params)
 
-    return attention
+
+def by_rule(stream_of):
+    """As `by_tables`; `stream_of` gets the slots' distance and the newest stream's number."""
+    slots = np.arange(LENGTH)
+    distance = np.maximum(slots[:, None] - slots, 0)
+    tables = np.stack([np.vectorize(stream_of)(distance, n) for n in range(STEPS)])
+    return by_tables(tables, *weights(PLAIN))
 
 
 def right(distance, newest):
@@ -225,17 +235,15 @@ WRONG = {
 }
 
 
-def test_the_rule_written_out_is_the_draft(monkeypatch):
-    monkeypatch.setattr(EagleHead, "attend_in_training", staticmethod(slow_attention(right)))
-    found, gradient = loss_and_gradient(steps, PLAIN, texts())
+def test_the_rule_written_out_is_the_draft():
+    found, gradient = by_rule(right)
     np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
     assert gradients_differ_by(gradient, truth(PLAIN)[1]) < 1e-5
 
 
 @pytest.mark.parametrize("rule", WRONG)
-def test_a_wrong_context_is_caught(monkeypatch, rule):
-    monkeypatch.setattr(EagleHead, "attend_in_training", staticmethod(slow_attention(WRONG[rule])))
-    found, gradient = loss_and_gradient(steps, PLAIN, texts())
+def test_a_wrong_context_is_caught(rule):
+    found, gradient = by_rule(WRONG[rule])
     np.testing.assert_allclose(found[0], truth(PLAIN)[0][0], atol=1e-5)  # one stream: no choice
     assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2
     assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
@@ -244,19 +252,12 @@ def test_a_wrong_context_is_caught(monkeypatch, rule):
 def test_positions_that_count_steps_are_caught():
     """RoPE counts slots: the n-th token of a draft stands where it will stand in the text."""
 
-    def turned(head, params, target_params, text):
-        return steps(head, params, target_params, text, turn=1)
-
-    found, gradient = loss_and_gradient(turned, PLAIN, texts())
+    found = jax.jit(partial(steps, PLAIN, turn=1))(*weights(PLAIN), texts())
     assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2
-    assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
 
 
 def test_a_gradient_through_the_steps_is_caught():
-    def attached(head, params, target_params, text):
-        return steps(head, params, target_params, text, detach=False)
-
-    found, gradient = loss_and_gradient(attached, PLAIN, texts())
+    found, gradient = loss_and_gradient(partial(steps, detach=False), PLAIN)
     np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
     assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
 
@@ -264,56 +265,42 @@ def test_a_gradient_through_the_steps_is_caught():
 # ---- One pass, packed texts, padding -------------------------------------------------------------
 
 
-def one_pass(head, text: Texts, gap: int = 0):
-    """`head.run` over whole texts into an empty cache, each slot `gap` further than its number."""
-    rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
-    empty = KVCache.create(head.config.layers, *text.tokens.shape)
-    params, target_params = weights(head)
-    return head.run(HeadWeights(params, TARGET, target_params), rows, text.features, empty)[0]
+def test_one_step_is_one_pass_with_an_empty_cache():
+    """Only distances matter to RoPE, so a text may begin anywhere; but distances do."""
+    text, (params, target_params) = texts(seed=1), weights(DEEP)
 
+    @jax.jit
+    def one_pass(gap):
+        rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
+        empty = KVCache.create(DEEP.config.layers, *text.tokens.shape)
+        given = HeadWeights(params, TARGET, target_params)
+        return DEEP.run(given, rows, text.features, empty)[0]
 
-@every_head
-def test_one_step_is_one_pass_with_an_empty_cache(head):
-    text = texts(seed=1)
-    found = steps(head, *weights(head), text, num_steps=1)[0]
-    np.testing.assert_allclose(found, one_pass(head, text), atol=1e-5)
+    @jax.jit
+    def one_step(positions):
+        moved = text._replace(positions=positions)
+        return steps(DEEP, params, target_params, moved, num_steps=1)[0]
 
-
-def test_rope_counts_slots():
-    """Only distances matter, so a text may begin anywhere; but distances do."""
-    text = texts(seed=2)
-    expected = one_pass(PLAIN, text)
-    np.testing.assert_allclose(one_pass(PLAIN, text, gap=5), expected, atol=1e-5)
+    expected = one_pass(0)
+    np.testing.assert_allclose(one_step(text.positions), expected, atol=1e-5)
+    np.testing.assert_allclose(one_pass(5), expected, atol=1e-5)
     for stretch in (0, 2):
-        stretched = text._replace(positions=text.positions * stretch)
-        found = steps(PLAIN, *weights(PLAIN), stretched, num_steps=1)[0]
-        assert np.abs(found - expected).max() > 1e-2
+        assert np.abs(one_step(text.positions * stretch) - expected).max() > 1e-2
 
 
-def test_packed_texts_are_each_as_if_alone():
-    head = HEADS["two layers"]
-    together = texts((4, 5), seed=3)
-    run = jax.jit(lambda text: steps(head, *weights(head), text))
-    found = run(together)
-    for begin, length in ((0, 4), (4, 5)):
-        for row in range(BATCH):
-            place = slice(begin, begin + length)
-            alone = run(together.part(row, place))
-            np.testing.assert_allclose(found[:, row : row + 1, place], alone, atol=1e-5)
-
-
-def test_packed_texts_that_see_each_other_are_caught():
+def test_packed_texts_are_each_as_if_alone_and_are_caught_if_not():
     """Positions alone do not separate texts; segments do."""
-    together = texts((4, 5), seed=3)
-    merged = together._replace(segments=jnp.zeros_like(together.segments))
-    run = jax.jit(lambda text: steps(PLAIN, *weights(PLAIN), text))
-    found, expected = run(merged), run(together)
-    np.testing.assert_allclose(found[0, :, :4], expected[0, :, :4], atol=1e-5)
-    assert (np.abs(found - expected)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
+    together = texts((4, 4), seed=3)
+    run = partial(jax.jit(partial(steps, DEEP)), *weights(DEEP))
+    found, merged = run(together), run(together._replace(segments=together.segments * 0))
+    np.testing.assert_allclose(merged[0, :, :4], found[0, :, :4], atol=1e-5)
+    assert (np.abs(merged - found)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
+    for place in (slice(4), slice(4, 8)):
+        alone = run(Texts(*(each[:, place] for each in together)))
+        np.testing.assert_allclose(found[:, :, place], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", [-1, 0])
-def test_padding_is_finite_and_changes_nothing(padding):
+def test_padding_is_finite_and_changes_nothing():
     """A row may end in padding, or be nothing else; its slots hold zeros."""
     whole = texts(seed=4)
     num_real = jnp.array([[6], [0]])
@@ -322,20 +309,19 @@ def test_padding_is_finite_and_changes_nothing(padding):
     def blank(values, empty=0):
         return jnp.where(is_real if values.ndim == 2 else is_real[..., None], values, empty)
 
-    padded = Texts(*(blank(each) for each in whole))._replace(
-        segments=blank(whole.segments + 1, padding)
-    )
-
     def total(params, text, counts):
         predictions = steps(PLAIN, params, weights(PLAIN)[1], text)
         counted = jnp.where(counts[None, ..., None], predictions**2, 0.0)
         return jnp.sum(counted), predictions
 
     measure = jax.jit(jax.grad(total, has_aux=True))
-    gradient, found = measure(weights(PLAIN)[0], padded, is_real)
     expected_gradient, expected = measure(weights(PLAIN)[0], whole, is_real)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found[:, 0, :6], expected[:, 0, :6], atol=1e-5)
-    assert gradients_differ_by(gradient, expected_gradient) < 1e-5
-    everywhere, _ = measure(weights(PLAIN)[0], padded, jnp.ones_like(is_real))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, everywhere)))
+    for padding in (-1, 0):  # of the segments
+        padded = Texts(*(blank(each) for each in whole))
+        padded = padded._replace(segments=blank(whole.segments + 1, padding))
+        gradient, found = measure(weights(PLAIN)[0], padded, is_real)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found[:, 0, :6], expected[:, 0, :6], atol=1e-5)
+        assert gradients_differ_by(gradient, expected_gradient) < 1e-5
+        everywhere, _ = measure(weights(PLAIN)[0], padded, jnp.ones_like(is_real))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, everywhere)))

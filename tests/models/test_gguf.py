@@ -126,32 +126,17 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 # ---- Weights -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "attention_bias": True}])
-def test_weights_and_config_are_read(tmp_path, changes):
+def test_weights_and_config_are_read(tmp_path):
+    changes = {"tie_word_embeddings": False, "attention_bias": True}
     given = weights(**changes)
-    target = specjax.load(write(tmp_path / "m.gguf", given=given), packed=False)
+    target = specjax.load(path := write(tmp_path / "m.gguf", given=given), packed=False)
     jax.tree.map(np.testing.assert_array_equal, by_name(target.params), given)
+    params = specjax.load(path, dtype="bfloat16", packed=False).params
+    rounded = {name: each.astype(jnp.bfloat16) for name, each in given.items()}
+    jax.tree.map(np.testing.assert_array_equal, by_name(params), rounded)
     rms_norm_eps = float(np.float32(1e-5))
     wanted = config_from(SIZES | changes | {"bos_token_id": None, "rms_norm_eps": rms_norm_eps})
     assert (target.config, target.eos, target.tokenizer) == (wanted, (2,), None)
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
-def test_weights_equal_those_of_transformers(tmp_path, kind):
-    pytest.importorskip("torch")
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    path = write(tmp_path / "m.gguf", kind, byte_level)
-    theirs = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(path)["config"]))
-    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=theirs)["tensors"]
-    params = specjax.load(path, dtype="float32", packed=False).params
-    assert set(by_name(params)) == set(read)
-    for name, weight in by_name(params).items():
-        np.testing.assert_array_equal(weight, read[name].numpy(), name)
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    direct = specjax.load(path, dtype="bfloat16", packed=False).params
-    jax.tree.map(np.testing.assert_array_equal, direct, rounded)
 
 
 # ---- Tokenizer ---------------------------------------------------------------------------------
@@ -250,7 +235,6 @@ def test_stated_variants_are_read(tmp_path, extra, change):
     ("extra", "message"),
     [
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "RoPE type 'yarn'"),
-        (lambda w: w.add_expert_count(8), "llama.expert_count = 8 is not supported"),
         (lambda w: w.add_value_length(4), "llama.attention.value_length = 4 is not supported"),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.arange(1, 5, dtype=np.float32)),
@@ -278,15 +262,14 @@ def test_other_architectures_are_refused(tmp_path):
 def test_a_file_cut_short_is_refused(tmp_path):
     path = write(tmp_path / "m.gguf", "Q8_0", byte_level)
     content = path.read_bytes()
-    for length in [*range(4, len(content) - 100, 501), len(content) - 1]:
+    for length in [*range(4, len(content) - 100, 2501), len(content) - 1]:
         path.write_bytes(content[:length])
         assert "damaged or cut short" in failure(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"GGU", b"PK\3\4 something else"])
-def test_a_file_that_is_not_gguf_is_refused(tmp_path, content):
+def test_a_file_that_is_not_gguf_is_refused(tmp_path):
     path = tmp_path / "m.gguf"
-    path.write_bytes(content)
+    path.write_bytes(b"GGU")
     assert failure(path).startswith("FILE: this is not a GGUF file; give one, or ")
 
 
@@ -303,24 +286,12 @@ def patched(path: Path, after: bytes, form: str, value: int, skip: int = 0) -> P
     [
         (b"GGUF", "I", 0, "GGUF version"),
         (b"GGUF", "Q", 4, "damaged or cut short"),  # tensors
-        (b"GGUF", "Q", 12, "damaged or cut short"),  # values
         (b"general.architecture", "Q", 4, "damaged or cut short"),  # bytes of a string
         (b"tokenizer.ggml.tokens", "Q", 8, "damaged or cut short"),  # strings of an array
-        (b"tokenizer.ggml.token_type", "Q", 8, "damaged or cut short"),  # numbers of an array
         (b"llama.block_count", "I", 4, "`num_hidden_layers` must be at least"),
-        (b"llama.vocab_size", "I", 4, "`vocab_size` must be at least"),
-        (b"llama.context_length", "I", 4, "`max_position_embeddings` must be at least"),
-        (
-            b"llama.attention.head_count",
-            "I",
-            4,
-            "`num_attention_heads` must be at least",
-        ),
         (b"token_embd.weight", "I", 0, "axes"),
         (b"token_embd.weight", "Q", 4, "damaged or cut short"),  # length of a row
-        (b"token_embd.weight", "Q", 12, "damaged or cut short"),  # rows
         (b"token_embd.weight", "I", 20, "token_embd.weight is quantised in an unknown way"),
-        (b"token_embd.weight", "Q", 24, "damaged or cut short"),  # offset
     ],
 )
 def test_absurd_numbers_are_refused(tmp_path, after, form, skip, message):
@@ -344,12 +315,12 @@ def test_a_table_that_contradicts_itself_is_rejected(tmp_path):
     assert "64 bytes follow the tensors" in failure(path)
 
 
-@pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
-def test_an_alignment_that_is_not_a_power_of_two_is_rejected(tmp_path, alignment):
+def test_an_alignment_that_is_not_a_power_of_two_is_rejected(tmp_path):
     path = write(tmp_path / "m.gguf", extra=lambda writer: writer.add_custom_alignment(64))
     assert specjax.load(path).config.vocab_size == SIZES["vocab_size"]
-    wrong = patched(path, b"general.alignment", "I", alignment, skip=4)
-    assert f"an alignment of {alignment} bytes" in failure(wrong)
+    for alignment in (0, 3):
+        wrong = patched(path, b"general.alignment", "I", alignment, skip=4)
+        assert f"an alignment of {alignment} bytes" in failure(wrong)
 
 
 def test_weights_that_are_not_finite_are_rejected(tmp_path):
@@ -363,10 +334,9 @@ def test_weights_that_are_not_finite_are_rejected(tmp_path):
         specjax.load(write(tmp_path / "m.gguf", given=large), dtype="float16")
 
 
-@pytest.mark.parametrize("name", ["block_count", "vocab_size"])
-def test_a_model_larger_than_its_tensors_is_refused(tmp_path, name):
+def test_a_model_larger_than_its_tensors_is_refused(tmp_path):
     path = write(tmp_path / "m.gguf", tokenizer=byte_level)
-    larger = patched(path, b"llama." + name.encode(), "I", 9999, skip=4)
+    larger = patched(path, b"llama.block_count", "I", 9999, skip=4)
     assert "a larger model than the tensors" in failure(larger)
 
 

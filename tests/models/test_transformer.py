@@ -19,47 +19,38 @@ from tests.models import checkpoints
 
 TEXT_LENGTH = 24
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-PHI3 = {"kind": "phi3"} | checkpoints.FAMILIES["phi3"]
 CASES = {
-    "llama": {},
-    "grouped queries, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "wide heads": {"head_dim": 12},
-    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}},
-    "dynamic rope, long text": {
+    "llama, short text": {
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    },
+    "llama, long text": {
         "max_position_embeddings": 16,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     },
-    "dynamic rope, short text": {
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    "llama, biases, linear rope": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
     },
-    "llama3 rope": {
+    "llama3 rope, wide heads": {
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "rms_norm_eps": 1e-5,
         "rope_parameters": LLAMA3
         | {"rope_type": "llama3", "rope_theta": 1e4, "original_max_position_embeddings": 64},
     },
     "mistral, window": {"kind": "mistral", "num_key_value_heads": 2, "sliding_window": 6},
-    "mistral, no window": {"kind": "mistral", "sliding_window": None},
-    "like Vicuna": {"hidden_size": 64, "num_attention_heads": 16, "num_key_value_heads": 16},
-    "like llama-68m": {"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 12},
-    "like TinyLlama": {
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "rms_norm_eps": 1e-5,
-    },
     **{kind: {"kind": kind} | settings for kind, settings in checkpoints.FAMILIES.items()},
     "qwen2, window above": checkpoints.WINDOW
     | {"kind": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
-    "qwen3, biases, tied": {"kind": "qwen3", "attention_bias": True, "tie_word_embeddings": True},
-    "gemma2, biases, no softcap on scores": checkpoints.WINDOW
-    | {"kind": "gemma2", "attention_bias": True, "attn_logit_softcapping": None},
     "gemma3_text, scaled": checkpoints.WINDOW
     | {"kind": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "gpt_bigcode, unscaled": checkpoints.GPT_BIGCODE
     | {"kind": "gpt_bigcode", "scale_attn_weights": False, "tie_word_embeddings": False},
-    "starcoder2, no biases": {"kind": "starcoder2", "use_bias": False},
-    "phi3, short": PHI3 | {"original_max_position_embeddings": 32},
-    "phi3, long": PHI3 | {"original_max_position_embeddings": 16},
+    "phi3, long": checkpoints.FAMILIES["phi3"]
+    | {"kind": "phi3", "original_max_position_embeddings": 16},
     "phi3, partial": {"kind": "phi3", "partial_rotary_factor": 0.75, "pad_token_id": 0},
 }
 
@@ -89,44 +80,27 @@ def random_tokens(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 # ---- Against transformers ----------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
-    config: TransformerConfig
-    ours: ModelOutput
-    theirs: object
-
-
-@pytest.fixture(scope="module", params=CASES)
-def pair(request, tmp_path_factory) -> Pair:
-    """One text run by transformers, and by us from the checkpoint that transformers saved."""
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_computes_what_transformers_does(tmp_path, name):
+    """Logits, hidden states and attention of one text."""
     pytest.importorskip("torch")
-    theirs = checkpoints.build(**CASES[request.param])
-    folder = checkpoints.save(tmp_path_factory.mktemp("checkpoint"), theirs)
+    model = checkpoints.build(**CASES[name])
+    folder = checkpoints.save(tmp_path / "checkpoint", model)
     config = read_config(folder)
     params = load_transformer(folder, config, jnp.float32)
     tokens = random_tokens((2, TEXT_LENGTH))
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     taps = Taps(tuple(range(layers + 1)), tuple(np.ndindex(layers, heads)))
     ours = run_whole(Transformer(config), params, tokens, taps)
-    return Pair(config, ours, checkpoints.forward(theirs, tokens))
-
-
-def test_logits_equal_those_of_transformers(pair):
-    expected = pair.theirs.logits.numpy()
-    assert np.abs(expected).max() > 1  # weights wide enough to tell right from wrong
-    np.testing.assert_allclose(pair.ours.logits, expected, atol=1e-4, rtol=0)
-
-
-def test_hidden_states_equal_those_of_transformers(pair):
-    for layer, expected in enumerate(pair.theirs.hidden_states):
-        np.testing.assert_allclose(
-            pair.ours.hidden[:, :, layer], expected.numpy(), atol=1e-4, rtol=0
-        )
-
-
-def test_attention_rows_equal_those_of_transformers(pair):
-    expected = np.concatenate([layer.numpy() for layer in pair.theirs.attentions], axis=1)
-    assert expected.max(axis=-1)[..., 8:].mean() > 0.2  # uniform: 0.06
-    np.testing.assert_allclose(pair.ours.attention, expected, atol=1e-5, rtol=0)
+    theirs = checkpoints.forward(model, tokens)
+    logits = theirs.logits.numpy()
+    assert np.abs(logits).max() > 1  # weights wide enough to tell right from wrong
+    np.testing.assert_allclose(ours.logits, logits, atol=1e-4, rtol=0)
+    hidden = np.stack([layer.numpy() for layer in theirs.hidden_states], axis=2)
+    np.testing.assert_allclose(ours.hidden, hidden, atol=1e-4, rtol=0)
+    attention = np.concatenate([layer.numpy() for layer in theirs.attentions], axis=1)
+    assert attention.max(axis=-1)[..., 8:].mean() > 0.2  # uniform: 0.06
+    np.testing.assert_allclose(ours.attention, attention, atol=1e-5, rtol=0)
 
 
 # ---- Against NumPy, in float64 -------------------------------------------------------------------
@@ -165,9 +139,8 @@ def literal_norm(config: TransformerConfig, params, x: np.ndarray) -> np.ndarray
     return np.asarray(params["weight"], np.float64) * x / scale
 
 
-@pytest.mark.parametrize("windows", [(None, 6), (6, None), (6, 6), (None, None)])
-def test_each_layer_sees_as_far_back_as_its_own_window(windows):
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+def test_each_layer_sees_as_far_back_as_its_own_window():
+    windows, kinds = (6, None), ["sliding_attention", "full_attention"]
     values = checkpoints.TINY | {"num_key_value_heads": 2, "sliding_window": 6}
     model = Transformer(config_from(values | {"model_type": "mistral", "layer_types": kinds}))
     assert tuple(map(model.config.window_of, range(2))) == windows
@@ -186,10 +159,9 @@ def test_each_layer_sees_as_far_back_as_its_own_window(windows):
 # ---- One text, many ways to run it -------------------------------------------------------------
 
 WAYS = {
-    "llama": {"num_key_value_heads": 2},
     "mistral, one window": CASES["mistral, window"]
     | {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"]},
-    "dynamic rope": CASES["dynamic rope, long text"],
+    "dynamic rope": CASES["llama, long text"],
 }
 
 
@@ -217,31 +189,6 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=2e-5, rtol=0)
 
 
-def test_prefill_in_chunks_equals_one_pass(target):
-    model, params = target
-    tokens = random_tokens((2, TEXT_LENGTH))
-    cache, logits = empty_cache(model, 2), []
-    for begin, end in [(0, 10), (10, 20), (20, TEXT_LENGTH)]:
-        rows = causal_rows(jnp.asarray(tokens[:, begin:end]), cache.length)
-        output, cache = run(params, rows, cache, model=model)
-        cache = cache.advance(jnp.full(2, end - begin))
-        logits.append(output.logits)
-    assert_close(jnp.concatenate(logits, axis=1), run_whole(model, params, tokens).logits)
-
-
-def test_a_ragged_batch_equals_each_text_alone(target):
-    model, params = target
-    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [4, 17]
-    cache = prefilled(model, params, tokens, lengths)
-    after = np.stack(
-        [row[length : length + 4] for row, length in zip(tokens, lengths, strict=True)]
-    )
-    batched, _ = run(params, causal_rows(jnp.asarray(after), cache.length), cache, model=model)
-    for text, length in enumerate(lengths):
-        alone = run_whole(model, params, tokens[text : text + 1]).logits
-        assert_close(batched.logits[text], alone[0, length : length + 4])
-
-
 class Tree(NamedTuple):
     """Random nodes under a root, for one text."""
 
@@ -260,15 +207,11 @@ class Tree(NamedTuple):
         return cls(random_tokens((num_nodes,), seed), depth, visible)
 
 
-def query_rows(trees: list[Tree], lengths: list[int], begin: int = 0, end: int = 10) -> QueryRows:
-    """Nodes `begin` to `end` of one tree per text, the nodes before them written already."""
-    return QueryRows(
-        tokens=jnp.stack([tree.tokens[begin:end] for tree in trees]),
-        positions=jnp.stack(
-            [tree.depth[begin:end] + n for tree, n in zip(trees, lengths, strict=True)]
-        ),
-        visible=jnp.stack([tree.visible[begin:end, :end] for tree in trees]),
-    )
+def query_rows(trees: list[Tree], lengths: list[int]) -> QueryRows:
+    """The nodes of one tree per text."""
+    depths = np.stack([tree.depth for tree in trees]) + np.array(lengths)[:, None]
+    rows = np.stack([tree.tokens for tree in trees]), depths, np.stack([t.visible for t in trees])
+    return QueryRows(*map(jnp.asarray, rows))
 
 
 def texts_of(prefix: np.ndarray, tree: Tree) -> tuple[np.ndarray, np.ndarray]:
@@ -279,11 +222,10 @@ def texts_of(prefix: np.ndarray, tree: Tree) -> tuple[np.ndarray, np.ndarray]:
     return padded, np.array([len(text) - 1 for text in texts])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_tree_row_equals_its_path_run_alone(target, seed):
+def test_a_tree_row_equals_its_path_run_alone(target):
     model, params = target
-    tokens, lengths = random_tokens((2, TEXT_LENGTH), seed), [5, 9]
-    trees = [Tree.grow(10, seed), Tree.grow(10, seed + 10)]
+    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
+    trees = [Tree.grow(10, 0), Tree.grow(10, 10)]
     cache = prefilled(model, params, tokens, lengths)
     output, _ = run(params, query_rows(trees, lengths), cache, model=model)
     for text, tree in enumerate(trees):
@@ -292,39 +234,10 @@ def test_a_tree_row_equals_its_path_run_alone(target, seed):
         assert_close(output.logits[text], logits[jnp.arange(10), where])
 
 
-def test_scratch_written_in_two_passes_equals_one(target):
-    model, params = target
-    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
-    trees = [Tree.grow(10, 2), Tree.grow(10, 3)]
-    cache = prefilled(model, params, tokens, lengths)
-    whole, _ = run(params, query_rows(trees, lengths), cache, model=model)
-    first, cache = run(params, query_rows(trees, lengths, 0, 4), cache, model=model)
-    second, _ = run(params, query_rows(trees, lengths, 4, 10), cache, model=model)
-    assert_close(jnp.concatenate([first.logits, second.logits], axis=1), whole.logits)
-
-
-def test_a_kept_path_continues_like_running_text(target):
-    model, params = target
-    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
-    trees = [Tree.grow(10, 4), Tree.grow(10, 5)]
-    cache = prefilled(model, params, tokens, lengths)
-    _, cache = run(params, query_rows(trees, lengths), cache, model=model)
-    paths = [np.flatnonzero(tree.visible[tree.depth.argmax()]) for tree in trees]
-    assert len(paths[0]) != len(paths[1])
-    padded = jnp.stack([np.pad(path, (0, 10 - len(path))) for path in paths])
-    cache = cache.keep(padded, jnp.array([len(path) for path in paths]), num_rows=10)
-    after = random_tokens((2, 4), seed=6)
-    output, _ = run(params, causal_rows(jnp.asarray(after), cache.length), cache, model=model)
-    for text, (tree, path) in enumerate(zip(trees, paths, strict=True)):
-        whole = np.concatenate([tokens[text, : lengths[text]], tree.tokens[path], after[text]])
-        alone = run_whole(model, params, np.pad(whole, (0, TEXT_LENGTH - len(whole)))[None])
-        assert_close(output.logits[text], alone.logits[0, len(whole) - 4 : len(whole)])
-
-
 # ---- Taps and dtypes ---------------------------------------------------------------------------
 
 
-ONE_WAY = pytest.mark.parametrize("target", ["llama"], indirect=True)
+ONE_WAY = pytest.mark.parametrize("target", ["mistral, one window"], indirect=True)
 
 
 @ONE_WAY
@@ -347,9 +260,8 @@ def test_a_tap_that_the_model_lacks_is_refused(target, taps):
 
 
 @ONE_WAY
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype):
-    model, params = target
+def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target):
+    (model, params), dtype = target, jnp.bfloat16
     tokens = random_tokens((2, TEXT_LENGTH))
     narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     cache = KVCache.create(model.config, 2, TEXT_LENGTH, dtype)
@@ -358,26 +270,6 @@ def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target, dtype
     assert cache.keys[0].dtype == dtype
     expected = run_whole(model, params, tokens).logits
     assert jnp.abs(output.logits - expected).mean() < 0.05 * jnp.abs(expected).mean()
-
-
-@pytest.mark.slow
-@ONE_WAY
-@pytest.mark.filterwarnings("error")
-def test_gradients_of_16_bit_logits_are_near_the_true_ones(target):
-    model, params = target
-    tokens = jnp.asarray(random_tokens((1, 8)))
-
-    def slope(params, dtype):
-        def loss(params):
-            cache = KVCache.create(model.config, 1, 8, dtype)
-            rows = causal_rows(tokens, cache.length)
-            return jnp.mean(model.run(params, rows, cache)[0].logits ** 2)
-
-        return jax.grad(loss)(params)["norm"]["weight"].astype(jnp.float32)
-
-    narrow = slope(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), jnp.bfloat16)
-    exact = slope(params, jnp.float32)
-    assert jnp.abs(narrow - exact).mean() < 0.1 * jnp.abs(exact).mean()
 
 
 def test_attention_in_blocks_is_attention_at_once(monkeypatch):
@@ -403,10 +295,9 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), in_blocks, at_once)
 
 
-@pytest.mark.parametrize("query_block", [512, 3])
-def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch, query_block):
+def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch):
     monkeypatch.setattr(attention, "KEY_BLOCK", 8)
-    monkeypatch.setattr(attention, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 3)
     shapes = [(2, 4, 6, 8), (2, 2, 20, 8), (2, 2, 20, 8)]
     query, *stored = map(jax.random.normal, jax.random.split(jax.random.key(0), 3), shapes)
     at = np.asarray([[9], [11]]) + np.arange(6)  # the slots of the rows

@@ -83,9 +83,7 @@ def test_a_missing_shard_is_named(tmp_path):
     assert message.endswith("download the checkpoint again")
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {"a": 1}}'])
 def test_a_damaged_index_is_named(tmp_path, content):
     (tmp_path / "model.safetensors.index.json").write_text(content)
     message = failure(tmp_path)
