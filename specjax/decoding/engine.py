@@ -27,12 +27,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
 from specjax.decoding.sampling import Draw, Sampling, SamplingValues, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
-from specjax.decoding.tree import (
-    NO_BONUS,
-    DraftTree,
-    LogProbs,
-    Verification,
-)
+from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
@@ -293,7 +288,6 @@ class Engine:
         max_length = state.prompt_length + self.max_new_tokens
         max_length = jnp.minimum(max_length, self.target.config.longest_from(state.prompt_length))
         state = record_sources(state, tree, verification)
-        state = record_logprobs(state, verification)
         state, count = append(state, tree, verification, max_length, self.eos)
         if tree.is_chain:
             cache = cache.advance(count)
@@ -436,7 +430,8 @@ def append(
 ) -> tuple[LoopState, Int[Array, " B"]]:
     """Appends path and bonus, cut after EOS and at `max_length`; returns the numbers of tokens.
 
-    A sequence whose logits are not finite is done and keeps its tokens.
+    Log-probabilities of the new tokens are recorded if they are computed. A sequence whose logits
+    are not finite is done and keeps its tokens.
     """
     steps = jnp.arange(verification.path.shape[1])[None, :]
     is_drafted = steps < verification.num_accepted[:, None]
@@ -450,34 +445,28 @@ def append(
     is_finite = verification.bonus != NO_BONUS
     count = jnp.where(state.is_done | ~is_finite, 0, count).astype(jnp.int32)
 
+    def write(values: Array, new: Array) -> Array:
+        return write_slots(values, new, state.length, axis=1)
+
     is_active = (~state.is_done).astype(jnp.int32)
-    stats = Stats(
-        rounds=state.stats.rounds + is_active,
-        drafted=state.stats.drafted + (tree.num_valid() - 1) * is_active,
-        accepted=state.stats.accepted + verification.num_accepted * is_active,
-        accepted_lengths=state.stats.accepted_lengths
-        + jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
-        * is_active[:, None],
+    lengths = jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
+    of_round = Stats(
+        rounds=is_active,
+        drafted=(tree.num_valid() - 1) * is_active,
+        accepted=verification.num_accepted * is_active,
+        accepted_lengths=lengths * is_active[:, None],
     )
     new_state = replace(
         state,
-        tokens=write_slots(state.tokens, new_tokens, state.length, axis=1),
-        from_draft=write_slots(state.from_draft, is_drafted, state.length, axis=1),
+        tokens=write(state.tokens, new_tokens),
+        from_draft=write(state.from_draft, is_drafted),
+        logprobs=jax.tree.map(write, state.logprobs, verification.logprobs),
         length=state.length + count,
         is_finite=state.is_finite & (state.is_done | is_finite),
         is_done=state.is_done | has_eos | (count == room) | ~is_finite,
-        stats=stats,
+        stats=jax.tree.map(jnp.add, state.stats, of_round),
     )
     return new_state, count
-
-
-def record_logprobs(state: LoopState, verification: Verification) -> LoopState:
-    """Records the log-probabilities of the new tokens, if they are computed."""
-
-    def record(values: Array, new: Array) -> Array:
-        return write_slots(values, new, state.length, axis=1)
-
-    return replace(state, logprobs=jax.tree.map(record, state.logprobs, verification.logprobs))
 
 
 def record_sources(state: LoopState, tree: DraftTree, verification: Verification) -> LoopState:

@@ -35,7 +35,6 @@ from specjax.decoding.tree import DraftTree
 DRAFT, ACCEPT, BONUS = 0, 1, 2
 MIN_TEMPERATURE = 1e-30  # smaller values underflow in float32; treat them as greedy
 MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
-VERIFICATIONS = ("coupled", "rejection", "typical")
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
 
 

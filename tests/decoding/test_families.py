@@ -92,6 +92,7 @@ def drafter_of(name: str, config: TransformerConfig, params: Any) -> tuple[Any, 
     return Eagle2(head, top_k=3, depth=3, num_tokens=12), params
 
 
+@pytest.mark.slow
 def test_all_drafters_give_the_tokens_of_plain_decoding(model):
     sampling = Sampling(temperature=0.8)
     expected = generated(model, Autoregressive(), sampling=sampling)

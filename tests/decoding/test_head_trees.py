@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafters._trees import CUT_PENALTY, Choices
-from specjax.decoding.drafters.eagle import PUBLISHED_TREE, Eagle
+from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
@@ -22,7 +22,7 @@ from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree
 from specjax.models.transformer import Transformer
 from tests.decoding import heads
-from tests.decoding.contract import REJECTION, VOCAB, p_value
+from tests.decoding.contract import VOCAB, p_value
 from tests.decoding.rounds import KEY, proposals
 from tests.decoding.test_tree import assert_well_formed, path_of
 from tests.decoding.tiny import BATCH, Lying, prompt, slow_except, target
@@ -123,7 +123,12 @@ def assert_by_choices(
 @pytest.mark.parametrize(
     "name, sampling",
     slow_except(
-        product(heads.STATIC, SAMPLINGS),
+        [
+            *product(("eagle", "hydra with prefix", "parallel"), SAMPLINGS),
+            ("hydra", "sampled"),
+            ("medusa", "rejection"),
+            ("parallel of tokens", "greedy"),
+        ],
         *(("eagle", "greedy"), ("hydra", "sampled"), ("medusa", "rejection")),
     ),
 )
@@ -136,20 +141,12 @@ def test_every_node_is_the_token_of_its_rank_below_its_parent(name, sampling):
     assert_by_choices(headed, SAMPLINGS[sampling], states, trees)
 
 
-def test_hydra_knows_the_token_above():
-    """Tokens at depth 2 stand below 3 nodes, where Medusa has the same 2 below each."""
-    played = heads.played_by("hydra")
-    paths = [found_paths(each.tree, row) for each in played for row in range(BATCH)]
-    assert max(len({path[1] for path in each if len(path) == 2}) for each in paths) > 2
-
-
-@pytest.mark.parametrize("choices", [pytest.param(PUBLISHED_TREE, marks=pytest.mark.slow), CHAIN])
-def test_trees_of_other_shapes_are_right_too(choices):
-    headed = heads.Headed.of(Eagle, heads.eagle_head(), choices=choices)
+def test_a_chain_is_right_too():
+    headed = heads.Headed.of(Eagle, heads.eagle_head(), choices=CHAIN)
     states = [first_state(headed)]
     trees = trees_of(headed, Sampling(), states)
     assert_by_choices(headed, Sampling(), states, trees)
-    assert trees[0].is_chain == (len(choices) == 3)
+    assert trees[0].is_chain
 
 
 # ---- Trees that grow where the head is confident -----------------------------------------------
@@ -210,7 +207,7 @@ def assert_by_confidence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_except(heads.DYNAMIC, "parallel dynamic"))
+@pytest.mark.parametrize("name", heads.DYNAMIC)
 def test_dynamic_trees_in_the_middle_of_a_text_are_the_most_likely_nodes(name):
     headed = heads.DYNAMIC[name]
     played = heads.played_by(name.removesuffix(" dynamic"))  # the state is that of a static tree
@@ -226,7 +223,6 @@ def eagle2(
     table = target()[1]["lm_head"]["weight"]
     table = {
         "random": table * 4,
-        "all equal": table * 0,
         "mostly equal": table.at[5:].set(0),
         "certain": table * 1e4,
     }[params]
@@ -246,16 +242,13 @@ GREEDY = {"sampling": Sampling()}
 EAGLE2_CASES = {
     "greedy": eagle2(3, 4, 14, **GREEDY),
     "sampled": eagle2(3, 4, 14),
-    "without filters": eagle2(3, 4, 14, sampling=Sampling(temperature=1.3)),
     "top-k": eagle2(3, 4, 14, sampling=Sampling(temperature=1.0, top_k=2)),
     "blind": eagle2(3, 4, 14, noise_share=0.0),
     "only noise": eagle2(3, 4, 14, noise_share=1.0),
     "rejection": eagle2(3, 4, 14, sampling=Sampling(0.8, verification="rejection")),
-    # LM heads that make ties: of all tokens, of most, of parent and child.
-    "all equal": eagle2(3, 4, 14, **GREEDY, params="all equal"),
+    # LM heads that make ties: of most tokens, of parent and child.
     "mostly equal": eagle2(3, 4, 14, **GREEDY, params="mostly equal"),
     "certain": eagle2(2, 4, 6, **GREEDY, params="certain"),
-    "wide": eagle2(6, 2, 30, **GREEDY),
     "chain": eagle2(1, 5, 5),
     "whole pool": eagle2(2, 3, 60, **GREEDY),
     "shallow": eagle2(3, 6, 3, **GREEDY),
@@ -314,18 +307,18 @@ SMALL_DRAFTERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_except(SMALL_DRAFTERS, "eagle"))
+@pytest.mark.parametrize("name", SMALL_DRAFTERS)
 def test_under_rejection_the_distribution_is_plain_decodings(name):
     assert p_value(*SMALL_DRAFTERS[name][:2]) > 1e-3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
-    "headed", [heads.EAGLE, heads.EAGLE2, heads.PARALLEL], ids=["eagle", "eagle2", "parallel"]
+    "name, sampling", [("eagle", "rejection"), ("eagle2", "sampled"), ("parallel", "sampled")]
 )
-def test_a_draft_vocabulary_of_all_tokens_changes_no_tree(headed, sampling):
+def test_a_draft_vocabulary_of_all_tokens_changes_no_tree(name, sampling):
     """In another order, which only ties would show."""
+    headed = (heads.STATIC | heads.DYNAMIC)[name]
     head, drafter = (headed.drafter.head, headed.params), headed.drafter
     head, params = heads.narrowed(head, np.random.default_rng(0).permutation(40))
     other, states = heads.Headed(replace(drafter, head=head), params), [first_state(headed)]
@@ -336,19 +329,12 @@ def test_a_draft_vocabulary_of_all_tokens_changes_no_tree(headed, sampling):
         np.testing.assert_array_equal(whole.valid, narrow.valid)
 
 
-@pytest.mark.parametrize("name", slow_except(("eagle", "eagle2", "parallel"), "eagle2"))
-def test_only_tokens_of_the_draft_vocabulary_are_drafted(name):
-    headed, drafted = (heads.STATIC | heads.DYNAMIC)[name], list(range(3, 40, 2))
+def test_only_tokens_of_the_draft_vocabulary_are_drafted():
+    headed, drafted = heads.EAGLE2, list(range(3, 40, 2))
     head, params = heads.narrowed((headed.drafter.head, headed.params), drafted)
     other = heads.Headed(replace(headed.drafter, head=head), params)
     [tree] = trees_of(other, SAMPLINGS["sampled"], [first_state(other)])
     assert np.isin(tree.tokens[tree.valid & (tree.depth > 0)], drafted).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", "eagle2"])
-def test_trees_that_see_the_noise_keep_the_distribution_too(name):
-    assert p_value(*SMALL_DRAFTERS[name][:2], replace(REJECTION, verification="coupled")) > 1e-3
 
 
 @pytest.mark.slow

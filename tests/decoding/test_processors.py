@@ -1,7 +1,7 @@
 """Processors: with any of them switched on, every method generates plain decoding's tokens."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import jax
@@ -18,18 +18,14 @@ from specjax.decoding.generate import speculative_generate
 from specjax.decoding.processors import Controls, Nodes, Processor, advanced
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import VERIFICATIONS, Draw, Sampling, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import chain, from_choices
 from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
-from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_transformer
-from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
 from tests.decoding.test_contract import FORMS, of_method
-from tests.decoding.tiny import BATCH, Oracle, OracleTree, plain_pass, prompt, slow_except, target
-from tests.models import checkpoints
+from tests.decoding.tiny import Oracle, OracleTree, plain_pass, prompt, slow_except, target
 
 VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
 STATES = 3
@@ -67,11 +63,11 @@ CONTROLS = {
     "automaton": {"processors": (Automaton(),)},
 }
 ALL = {name: value for settings in CONTROLS.values() for name, value in settings.items()}
-CASES = CONTROLS | {"all": ALL, "none": {}}
+CASES = CONTROLS | {"all": ALL | {"logprobs": 3}, "none": {}}
 
 
-def sampling_of(controls: str, temperature: float, **others) -> Sampling:
-    return Sampling(temperature, top_p=0.95 if temperature else 1.0, **CASES[controls], **others)
+def sampling_of(controls: str, temperature: float) -> Sampling:
+    return Sampling(temperature, top_p=0.95 if temperature else 1.0, **CASES[controls])
 
 
 def arrays_of(sampling: Sampling) -> tuple:
@@ -79,13 +75,13 @@ def arrays_of(sampling: Sampling) -> tuple:
 
 
 @cache
-def truth(controls: str, temperature: float, batch: int = BATCH):
+def truth(controls: str, temperature: float):
     """Tokens and lengths of plain decoding by the definitions, without cache, tree or drafter."""
     model, params = target()
     sampling = sampling_of(controls, temperature)
     return jax.device_get(
         reference_generate(
-            *(params, prompt(batch), KEY),
+            *(params, prompt(), KEY),
             target=model,
             sampling=sampling,
             max_new_tokens=NEW_TOKENS,
@@ -95,23 +91,25 @@ def truth(controls: str, temperature: float, batch: int = BATCH):
     )
 
 
-def whole_texts(controls: str, temperature: float, batch: int) -> jax.Array:
+def whole_texts(controls: str, temperature: float) -> jax.Array:
     """Prompts and true continuations: what an oracle knows."""
-    return contract.continued(*truth(controls, temperature, batch))
+    return contract.continued(*truth(controls, temperature))
 
 
-def generated(name: str, controls: str, temperature: float, batch: int = BATCH, drafter=None):
-    """Asserts that a method generates the tokens of the reference; returns the generation."""
-    expected, lengths = truth(controls, temperature, batch)
+def generated(name: str, controls: str, temperature: float, drafter=None):
+    """Asserts that a method generates the tokens of the reference; returns the generation.
+
+    With all controls the log-probabilities, too, must be those of the text without a draft.
+    """
+    expected, lengths = truth(controls, temperature)
     if name in ORACLES:
-        known = whole_texts(controls, temperature, batch)
-        drafter, known = drafter or ORACLES[name], known
+        drafter, known = drafter or ORACLES[name], whole_texts(controls, temperature)
     else:
         drafter, known = of_method(name) if name in METHODS else FORMS[name]
     model, params = target()
     sampling = sampling_of(controls, temperature)
     out = speculative_generate(
-        *(Params(params, known, arrays_of(sampling)), prompt(batch), KEY),
+        *(Params(params, known, arrays_of(sampling)), prompt(), KEY),
         target=model,
         drafter=drafter,
         sampling=sampling,
@@ -121,43 +119,58 @@ def generated(name: str, controls: str, temperature: float, batch: int = BATCH, 
     out = jax.device_get(out)
     np.testing.assert_array_equal(out.length, lengths)
     np.testing.assert_array_equal(out.tokens, expected)
+    if sampling.logprobs:
+        assert_logprobs(out, whole_texts(controls, temperature))
     return out
+
+
+def assert_logprobs(out, texts: jax.Array) -> None:
+    """Asserts that the log-probabilities are those of one plain pass over the texts."""
+    model, params = target()
+    logits = plain_pass(params, jnp.maximum(texts, 0), model)[0].logits
+    law = np.asarray(jax.nn.log_softmax(logits))
+    raw, processed = out.logprobs.raw, out.logprobs.processed
+    for row, (start, length) in enumerate(zip(prompt().length, out.length, strict=True)):
+        expected = law[row, start - 1 : start - 1 + length]
+        at_tokens = np.take_along_axis(expected, out.tokens[row, :length, None], axis=1)[:, 0]
+        best = np.argsort(-expected, axis=1, kind="stable")[:, :3]
+        top = np.take_along_axis(expected, best, axis=1)
+        np.testing.assert_allclose(raw.token[row, :length], at_tokens, atol=1e-4)
+        np.testing.assert_allclose(raw.top[row, :length], top, atol=1e-4)
+        np.testing.assert_array_equal(raw.top_tokens[row, :length], best)
+        assert not raw.top[row, length:].any()
+    assert np.isfinite(processed.token).all()
+    assert (processed.top[..., 0] >= processed.token - 1e-6).all()
 
 
 # Below the root the truth has the ranks 0, 1, 2 at positions divisible by 4.
 DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
 ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
-METHOD_CASES = [*product(METHODS, (0.0, 0.8)), *product(FORMS, (0.8,))]
-QUICK = ("plain", "eagle2", "lookahead")
+METHOD_CASES = [("pld-plus", 0.0), *product((*METHODS, *FORMS), (0.8,))]
+QUICK = ("eagle2", 0.8), ("lookahead", 0.8), ("pld-plus", 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature"), slow_except(METHOD_CASES, *product(QUICK, (0.8,)), ("pld-plus", 0.0))
-)
-def test_every_method_generates_the_tokens_of_plain_decoding(name, temperature):
+@pytest.mark.parametrize(("name", "temperature"), slow_except(METHOD_CASES, *QUICK))
+def test_every_method_generates_the_tokens_and_log_probabilities_of_plain_decoding(
+    name, temperature
+):
     generated(name, "all", temperature)
 
 
 @pytest.mark.parametrize(
-    ("name", "controls", "temperature", "batch"),
+    ("name", "controls"),
     slow_except(
-        [
-            *product(("tree",), (*CONTROLS, "all"), (0.8,), (BATCH,)),
-            ("tree", "all", 0.0, BATCH),
-            ("chain", "all", 0.8, 1),
-        ],
-        ("tree", "all", 0.8, BATCH),
-        ("chain", "all", 0.8, 1),
+        [*product(("tree",), (*CONTROLS, "all")), ("chain", "all")],
+        *product(("tree", "chain"), ("all",)),
     ),
 )
-def test_every_control_is_exact_deep_in_a_draft(name, controls, temperature, batch):
-    out = generated(name, controls, temperature, batch)
-    is_long = out.length.max() > 8
-    assert not is_long or out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
-    assert is_long or batch == 1, "all texts end early"
+def test_every_control_is_exact_deep_in_a_draft(name, controls):
+    out = generated(name, controls, 0.8)
+    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
 
 
-@pytest.mark.parametrize("controls", slow_except(CONTROLS, "automaton", "bad words"))
+@pytest.mark.slow
+@pytest.mark.parametrize("controls", CONTROLS)
 def test_every_control_changes_the_text(controls):
     assert (truth("none", 0.8)[0] != truth(controls, 0.8)[0]).any()
 
@@ -177,7 +190,7 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
     length, given = jnp.asarray([9, 12]), prompt(batch).tokens[:, :8]
     given = Prompt(given, jnp.asarray([5, 8]))
     logits = jnp.asarray(numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)), jnp.float32)
-    found = controls_of(sampling, given, tokens, length).apply(logits, tree, 3)
+    found = processed(sampling, given, tokens, length, logits, tree, 3)
     paths = [(), *PATHS]
     for node, path in enumerate(paths):
         texts = tokens
@@ -187,8 +200,7 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
         ends = length + len(path)
         last = jnp.take_along_axis(texts, ends[:, None] - 1, axis=1)[:, 0]
         root = chain(last, jnp.zeros((batch, 0), jnp.int32), jnp.zeros_like(ends))
-        controls = controls_of(sampling, given, texts, ends)
-        alone = controls.apply(logits[:, node : node + 1], root, 0)
+        alone = processed(sampling, given, texts, ends, logits[:, node : node + 1], root, 0)
         np.testing.assert_allclose(found[:, node], alone[:, 0], rtol=1e-6)
 
 
@@ -209,15 +221,19 @@ def controls_of(sampling, given, tokens, length) -> Controls:
     return Controls(*text, tuple(states), tuple(arrays), sampling.all_processors, EOS)
 
 
+@partial(jax.jit, static_argnums=(0, 6))
+def processed(sampling, given, tokens, length, logits, tree, max_depth):
+    """Returns the logits of a tree below texts, with the controls applied."""
+    return controls_of(sampling, given, tokens, length).apply(logits, tree, max_depth)
+
+
 def forget(nodes: Nodes) -> jax.Array:
     """Takes the place of `Nodes.above`: no node has ancestors."""
     return jnp.zeros((*nodes.tree.tokens.shape, nodes.tree.num_nodes), bool)
 
 
-@pytest.mark.parametrize(
-    ("fault", "controls"), [("above", "all"), ("states", "automaton"), ("last", "bad words")]
-)
-def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault, controls):
+@pytest.mark.parametrize("fault", ["above", "states", "last"])
+def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault):
     drafter = OracleTree((*DEEP, (1, 1, 1)))  # elsewhere not used: compiled afresh
     forgetful = {
         "above": property(forget),
@@ -228,7 +244,7 @@ def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault, contro
     }
     monkeypatch.setattr(Nodes, fault, forgetful[fault])
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        generated("tree", controls, 0.8, drafter=drafter)
+        generated("tree", "all", 0.8, drafter=drafter)
 
 
 def test_a_state_that_is_not_committed_is_caught(monkeypatch):
@@ -240,23 +256,27 @@ def test_a_state_that_is_not_committed_is_caught(monkeypatch):
 # ---- The rules of verification ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verification", VERIFICATIONS)
-def test_every_rule_verifies_with_the_processed_logits(verification):
+def test_typical_acceptance_reads_the_processed_logits():
+    """The texts under `coupled` and the distribution under `rejection` show it for these."""
     numbers, length = np.random.default_rng(2), jnp.asarray([9, 12])
     given = Prompt(prompt(2).tokens[:, :8], jnp.asarray([5, 8]))
-    sampling = sampling_of("all", 1.0, verification=verification)
+    sampling = replace(sampling_of("all", 1.0), verification="typical", logprobs=None)
     tokens = jnp.asarray(numbers.integers(0, VOCAB, (2, 24)), jnp.int32)
     candidates = jnp.asarray(numbers.permuted(np.tile(np.arange(8), (2, 3, 1)), axis=-1)[..., :2])
     tree = from_choices(tokens[:, 0], candidates, PATHS)
     logits = jnp.asarray(numbers.normal(0, 1, (2, tree.num_nodes, VOCAB)), jnp.float32)
-    controls = controls_of(sampling, given, tokens, length)
     draw = Draw(sequence_keys(KEY, 2), length, sampling)
-    found = verify(tree, logits, replace(draw, controls=controls), length - 1, 3)
-    processed = controls.apply(logits, tree, 3)
-    expected = verify(tree, processed, draw, length - 1, 3)
+
+    @jax.jit
+    def both(given, tokens, logits):
+        controls = controls_of(sampling, given, tokens, length)
+        found = verify(tree, logits, replace(draw, controls=controls), length - 1, 3)
+        own = controls.apply(logits, tree, 3)
+        return found, own, verify(tree, own, draw, length - 1, 3)
+
+    found, own, expected = both(given, tokens, logits)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, expected))
-    raw = jax.nn.log_softmax(logits)
-    assert not jnp.allclose(raw, jax.nn.log_softmax(processed))
+    assert not jnp.allclose(jax.nn.log_softmax(logits), jax.nn.log_softmax(own))
 
 
 STRONG = {"temperature": 0.9, "repetition_penalty": 2.0, "frequency_penalty": 2.0}
@@ -338,86 +358,6 @@ def test_the_definitions_are_those_of_transformers(name):
     controls = controls_of(sampling, given, text, ends)
     found = controls.apply(jnp.asarray(logits)[:, None], root, 0)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_penalties_for_presence_and_frequency_count_the_output_alone():
-    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
-    given = Prompt(jnp.asarray([[1, 2, 3]]), jnp.asarray([3]))
-    [processor] = sampling.all_processors
-    state = processor.init(None, given, 6)
-    state = processor.commit(None, state, jnp.asarray([[2, 4, 2, 5]]), jnp.asarray([3]))
-    root = chain(jnp.asarray([2]), jnp.zeros((1, 0), jnp.int32), jnp.asarray([0]))
-    text = jnp.asarray([[1, 2, 3, 2, 4, 2, 5]]), jnp.asarray([6]), given.length
-    controls = Controls(*text, (state,), (None,), (processor,), ())
-    found = controls.apply(jnp.zeros((1, 1, 6)), root, 0)[0, 0]
-    np.testing.assert_allclose(found, [0, 0, -1.0, 0, -0.75, 0])
-
-
-# ---- Log-probabilities --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", slow_except(("tree", "chain", "eagle2"), "tree", "eagle2"))
-def test_log_probabilities_are_those_of_the_text_without_a_draft(name):
-    model, params = target()
-    sampling = sampling_of("all", 0.8, logprobs=3)
-    known = whole_texts("all", 0.8, BATCH)
-    drafter, known = (ORACLES[name], known) if name in ORACLES else of_method(name)
-    out = speculative_generate(
-        *(Params(params, known, (TABLE,)), prompt(), KEY),
-        target=model,
-        drafter=drafter,
-        sampling=sampling,
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-    )
-    out = jax.device_get(out)
-    assert out.stats.accepted_lengths[:, 4:].sum() > 0 or name == "eagle2", "no path was deep"
-    np.testing.assert_array_equal(out.tokens, truth("all", 0.8)[0])
-    texts = jnp.maximum(whole_texts("all", 0.8, BATCH), 0)
-    logits = plain_pass(params, texts, model)[0].logits
-    starts = prompt().length
-    for number, length in enumerate(out.length):
-        place = int(starts[number]) - 1
-        raw = jax.nn.log_softmax(logits[number, place : place + length])
-        expected = raw[jnp.arange(length), out.tokens[number, :length]]
-        np.testing.assert_allclose(out.logprobs.raw.token[number, :length], expected, atol=1e-4)
-        best = jax.lax.top_k(raw, 3)
-        np.testing.assert_allclose(out.logprobs.raw.top[number, :length], best[0], atol=1e-4)
-        np.testing.assert_array_equal(out.logprobs.raw.top_tokens[number, :length], best[1])
-        assert not out.logprobs.raw.top[number, length:].any()
-    assert np.isfinite(out.logprobs.processed.token).all()
-    assert (out.logprobs.processed.top[..., 0] >= out.logprobs.processed.token - 1e-6).all()
-
-
-@pytest.mark.slow
-def test_log_probabilities_are_those_of_transformers(tmp_path):
-    pytest.importorskip("torch")
-    theirs = checkpoints.build(vocab_size=VOCAB, max_position_embeddings=128, eos_token_id=None)
-    folder = checkpoints.save(tmp_path, theirs)
-    config = read_config(folder)
-    params, one = load_transformer(folder, config, jnp.float32), prompt(1)
-    start, known = int(one.length[0]), None
-    for name in ("plain", "pld-plus", "recycling", "tree"):
-        drafter, arrays = (ORACLES[name], known) if name in ORACLES else of_method(name)
-        out = speculative_generate(
-            *(Params(params, arrays), one, KEY),
-            target=Transformer(config),
-            drafter=drafter,
-            sampling=Sampling(logprobs=3),
-            max_new_tokens=NEW_TOKENS,
-        )
-        text = jnp.concatenate([one.tokens[:, :start], out.tokens], axis=1)
-        known = text if known is None else known
-        np.testing.assert_array_equal(text, known)
-        assert out.from_draft.any() == (name != "plain")
-        logits = checkpoints.forward(theirs, np.asarray(text)).logits[0, start - 1 : -1]
-        expected = jax.nn.log_softmax(np.asarray(logits))
-        best, raw = jax.lax.top_k(expected, 3), jax.tree.map(lambda leaf: leaf[0], out.logprobs.raw)
-        at_tokens = jnp.take_along_axis(expected, out.tokens[0][:, None], axis=1)[:, 0]
-        np.testing.assert_allclose(raw.token, at_tokens, atol=1e-4)
-        np.testing.assert_allclose(raw.top, best[0], atol=1e-4)
-        np.testing.assert_array_equal(raw.top_tokens, best[1])
-    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
 
 
 # ---- Settings -----------------------------------------------------------------------------------

@@ -143,14 +143,6 @@ def test_the_tree_holds_the_most_frequent_continuations(drafter):
     assert full > 5 or drafter.max_drafted > 30
 
 
-def test_the_longest_match_wins_and_a_shorter_one_is_found_where_it_fails():
-    documents = [[1, 2, 3, 10], [9, 2, 3, 20], [9, 2, 3, 20, 21], [8, 3, 30]]
-    drafter = Retrieval(longest_query=3, shortest_query=2)
-    rows = [[7, 1, 2, 3], [7, 7, 2, 3], [2, 3], [7, 7, 7, 3], [3]]
-    both = [(20,), (10,), (20, 21)]
-    assert drafted(drafter, documents, rows) == [[(10,)], both, both, [], []]
-
-
 def test_the_longest_query_there_may_be():
     # The first of thirty tokens is where the two differ.
     shared = [number % 7 for number in range(29)]
@@ -158,37 +150,6 @@ def test_the_longest_query_there_may_be():
     drafter = Retrieval(longest_query=30, num_tokens=2)
     rows = [[8, *shared], [9, *shared], [7, *shared]]
     assert drafted(drafter, documents, rows) == [[(10,)], [(20,)], [(20,), (10,)]]
-
-
-def test_a_match_without_a_continuation_does_not_count():
-    # A document ends in 1 2 3; what goes on after 2 3 stands in another.
-    assert drafted(Retrieval(), [[1, 2, 3], [5, 2, 3, 4]], [[1, 2, 3]]) == [[(4,)]]
-
-
-def test_drafts_end_with_their_document():
-    documents = [[1, 2, 3], [4, 5], [1, 2, 3], [4, 6]]
-    assert drafted(Retrieval(), documents, [[1, 2]]) == [[(3,)]]
-
-
-def test_the_last_document_ends_too():
-    drafter = Retrieval(num_tokens=16)
-    assert drafted(drafter, [[3, 3], [1, 2, 9, 9, 9]], [[1, 2]]) == [[(9,), (9, 9), (9, 9, 9)]]
-
-
-def test_matches_are_sampled_evenly():
-    # 1000 matches go on with 0 to 9, each a hundred times; the first ten are all zeros.
-    documents = [[50, 51, number % 10, 60 + number % 10] for number in range(1000)]
-    drafter = Retrieval(num_tokens=1, max_matches=10)
-    assert drafted(drafter, documents, [[50, 51]]) == [[(number,) for number in range(10)]]
-
-
-def test_tokens_beyond_the_length_do_not_matter():
-    arrays = params(build([[1, 2, 3, 4, 5, 6]], 10))
-    length = jnp.array([3, 3])
-    tree = propose(Retrieval(), arrays, jnp.array([[1, 2, 3, 4, 9], [1, 2, 3, 0, 0]]), length)
-    for leaf in jax.tree.leaves(tree):
-        np.testing.assert_array_equal(leaf[0], leaf[1])
-    assert prefixes(Retrieval(), tree, [[1, 2, 3]] * 2)[0] == [(4,), (4, 5), (4, 5, 6)]
 
 
 def test_large_ids_are_drafted():

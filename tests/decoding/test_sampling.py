@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import chisquare
 
 from specjax.decoding.sampling import ACCEPT, BONUS, DRAFT, Draw, Sampling, sequence_keys
-from tests.decoding.contract import assert_rejects_values_out_of_bounds
 
 VOCAB = 11
 DRAWS = 6000
@@ -42,46 +41,17 @@ def slow_filtered(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
-@pytest.mark.parametrize("top_k", [None, 1, 4, VOCAB, 1000])
-@pytest.mark.parametrize("temperature", [0.3, 2.5])
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.3, None), (2.5, 1), (2.5, 4), (0.3, 1000)])
 def test_filters_are_temperature_then_top_k_then_top_p(temperature, top_k, top_p):
     sampling = Sampling(temperature, top_k, top_p)
     found = sampling.filtered(jnp.asarray(LOGITS))
+    halves = jnp.asarray(LOGITS).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(
+        sampling.filtered(halves), sampling.filtered(halves.astype(jnp.float32))
+    )
     expected = np.stack([slow_filtered(row, sampling) for row in LOGITS])
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kept"),
-    [
-        (Sampling(1.0, top_k=2), [0, 1]),
-        (Sampling(1.0, top_p=0.75), [0, 1, 2]),  # 0.4 + 0.3 do not reach it
-        (Sampling(1.0, top_k=2, top_p=0.55), [0]),  # 0.4 / 0.7 reaches it, 0.4 would not
-        (Sampling(0.5, top_p=0.5), [0]),  # 0.53 after the temperature
-        (Sampling(2.0, top_p=0.5), [0, 1]),
-    ],
-)
-def test_filters_by_hand(sampling, kept):
-    found = sampling.filtered(jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1])))
-    assert np.flatnonzero(np.isfinite(found)).tolist() == kept
-
-
-@pytest.mark.parametrize(
-    ("filters", "kept"),
-    [({"top_k": 1}, 3), ({"top_k": 4}, 7), ({"top_p": 1e-6}, 3), ({"top_p": 0.9}, 7)],
-)
-def test_tokens_equally_likely_are_kept_or_cut_together(filters, kept):
-    found = Sampling(1.0, **filters).filtered(jnp.asarray(LOGITS[12]))
-    assert np.flatnonzero(np.isfinite(found)).tolist() == list(range(kept))
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=5, top_p=0.9)])
-def test_bfloat16_logits_are_filtered_in_float32(sampling):
-    narrow = jnp.asarray(LOGITS).astype(jnp.bfloat16)
-    found = sampling.filtered(narrow)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, sampling.filtered(narrow.astype(jnp.float32)))
 
 
 # ---- Draws -------------------------------------------------------------------------------------
@@ -187,7 +157,7 @@ def test_noise_depends_on_the_key(sampling):
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg", "unsafe_rbg"])
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 3])
 @SETTINGS
 def test_row_b_of_a_batch_draws_as_it_would_alone(sampling, batch, kind):
     key, positions = jax.random.key(5, impl=kind), jnp.arange(4)[None]
@@ -209,10 +179,6 @@ def test_uniform_numbers_are_uniform_and_differ_by_stream():
 
 
 # ---- Settings ----------------------------------------------------------------------------------
-
-
-def test_values_out_of_bounds_are_rejected():
-    assert_rejects_values_out_of_bounds(Sampling())
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1e-40}, {"top_p": 1e-9}, {"top_k": 1}])

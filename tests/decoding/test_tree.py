@@ -54,12 +54,6 @@ def test_a_chain_is_the_root_and_its_first_drafted_tokens():
         assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_chain_of_nothing_is_the_root():
-    tree = chain(jnp.array([3, 4]), jnp.zeros((2, 0), jnp.int32), jnp.zeros((2,), jnp.int32))
-    assert_well_formed(tree)
-    assert tree.tokens.tolist() == [[3], [4]]
-
-
 # ---- from_choices ------------------------------------------------------------------------------
 
 
@@ -75,7 +69,7 @@ def random_choices(seed: int, depth: int = 4, width: int = 3) -> list[tuple[int,
     return [unique[index] for index in numbers.permutation(len(unique))]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_choice_is_one_node_below_its_prefix_with_the_token_of_its_rank(seed):
     choices = random_choices(seed)
     candidates = np.random.default_rng(seed).permuted(np.arange(24)).reshape(2, 4, 3)
@@ -91,14 +85,6 @@ def test_every_choice_is_one_node_below_its_prefix_with_the_token_of_its_rank(se
         paths = [path_of(tree, row, node)[1:] for node in range(1, tree.num_nodes)]
         found = [[int(tree.tokens[row, node]) for node in path] for path in paths]
         assert sorted(found) == sorted(expected[row])
-
-
-def test_the_order_and_repetition_of_choices_do_not_matter():
-    choices = random_choices(0)
-    candidates = jnp.arange(12).reshape(1, 4, 3)
-    one = from_choices(jnp.array([50]), candidates, tuple(choices))
-    other = from_choices(jnp.array([50]), candidates, (*choices[::-1], *choices[:3]))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("missing", [(1,), (0, 2)])
@@ -142,7 +128,7 @@ def merged(root, paths, lengths, num_nodes):
     return merge_paths(root, paths, lengths, num_nodes)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2, 7, 14, 40])
+@pytest.mark.parametrize("num_nodes", [1, 7, 40])
 def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
     numbers = np.random.default_rng(2)
     alphabet = 1 + np.arange(BATCH)[:, None, None] % 4  # from all paths equal to hardly any
@@ -166,15 +152,6 @@ def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
         assert max(counts) == num_nodes, "the budget cuts none of them"
     else:
         assert min(counts) < max(counts) < num_nodes, "the budget cuts some of them"
-
-
-def test_tokens_beyond_a_path_do_not_matter():
-    paths = jnp.array([[[1, 2, 3], [1, 2, 4], [0, 0, 0]]])
-    lengths = jnp.array([[1, 3, 0]])
-    tree = merge_paths(jnp.array([9]), paths, lengths, 6)
-    assert tree.valid[0].tolist() == [True] * 4 + [False] * 2
-    assert tree.tokens[0, :4].tolist() == [9, 1, 2, 4]
-    assert tree.parents[0, :4].tolist() == [NO_PARENT, 0, 1, 2]
 
 
 # ---- ancestors ---------------------------------------------------------------------------------
@@ -218,7 +195,7 @@ def test_ancestors_are_found_by_climbing(reach):
     np.testing.assert_array_equal(ancestors(tree, deepest), brute_force(tree))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("depth", [0, 1, 4, 7, 8])
 def test_the_root_is_an_ancestor_at_exactly_the_greatest_depth(depth):
     parents = np.arange(depth + 1)[None] - 1
     as_tree, as_chain = tree_of(parents), tree_of(parents, is_chain=True)

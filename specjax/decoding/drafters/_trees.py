@@ -242,51 +242,63 @@ def most_likely(
     return best, draw.tokens(ranked)
 
 
-def pool_sizes(depth: int, top_k: int, beam: int) -> list[int]:
-    """Returns how many nodes `beam_tree` drafts at each depth."""
-    sizes = [top_k]
-    for _ in range(1, depth):
-        sizes.append(min(sizes[-1], beam) * top_k)
-    return sizes
+class Beam(NamedTuple):
+    """The sizes of a beam search, and of the tree that is chosen from its nodes."""
+
+    depth: int
+    top_k: int  # children per node
+    width: int  # nodes per depth that have any, at most
+    num_tokens: int  # nodes of the tree, root included, at most
+    noise_share: float
+
+    @property
+    def pool_sizes(self) -> list[int]:
+        """The nodes of each depth that the tree is chosen from."""
+        sizes = [self.top_k]
+        for _ in range(1, self.depth):
+            sizes.append(min(sizes[-1], self.width) * self.top_k)
+        return sizes
+
+    @property
+    def num_nodes(self) -> int:
+        """The nodes of the tree, root included."""
+        return min(self.num_tokens, sum(self.pool_sizes) + 1)
 
 
 def beam_tree(
     context: Context,
     draw: Draw,
+    beam: Beam,
     root: Nodes,
     logits_below: Callable[[Nodes, int], Float[Array, "B F V"]],
-    feed: Callable[[Nodes, Int[Array, "B F"], Int[Array, "B F"], int], Nodes],
-    sizes: list[int],
-    beam: int,
-    num_nodes: int,
-    noise_share: float,
+    feed: Callable[..., Nodes] = lambda nodes, *_: nodes,
 ) -> tuple[DraftTree, Nodes]:
     """Drafts the best nodes of a beam search, by the product of the probabilities of their path.
 
-    The pool holds `sizes`, from `pool_sizes`, nodes per depth: the same number below the root and
-    below each of the `beam` best nodes of the depth above. `root`, `logits_below` and the result
-    are as in `level_tree`; `feed` takes the head's values at the nodes of one depth, the places
-    among them of the parents of the next ones, the tokens of these and their depth.
+    The pool holds the same number of nodes below the root and below each of the best nodes of the
+    depth above. `root`, `logits_below` and the result are as in `level_tree`; `feed` takes the
+    head's values at the nodes of one depth, the places among them of the parents of the next ones,
+    the tokens of these and their depth.
     """
-    batch, top_k, nodes = len(context.length), sizes[0], root
+    batch, top_k, sizes, nodes = len(context.length), beam.top_k, beam.pool_sizes, root
     scores, place = jnp.zeros((batch, 1)), jnp.full((batch, 1), -1)  # in the pool; -1 is the root
     pool = []  # tokens, scores and parents of each depth
-    for depth in range(len(sizes)):
+    for depth in range(beam.depth):
         logits, position = logits_below(nodes, depth + 1), context.length + depth
-        log_probs, best = most_likely(logits, position, draw, noise_share, top_k)
+        log_probs, best = most_likely(logits, position, draw, beam.noise_share, top_k)
         below = (scores[..., None] + log_probs).reshape(batch, -1)
         tokens = jnp.broadcast_to(best, (*scores.shape, top_k)).reshape(batch, -1)
         pool.append((tokens, below, jnp.repeat(place, top_k, axis=1)))
-        if depth == len(sizes) - 1:
+        if depth == beam.depth - 1:
             break
-        scores, chosen = lax.top_k(below, min(beam, below.shape[1]))
+        scores, chosen = lax.top_k(below, min(beam.width, below.shape[1]))
         fed = jnp.take_along_axis(tokens, chosen, axis=1)
         nodes = feed(nodes, chosen // top_k, fed, depth + 1)
         place = chosen + sum(sizes[:depth])
     tokens, scores, parents = (jnp.concatenate(parts, axis=1) for parts in zip(*pool, strict=True))
-    depths = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    depths = np.repeat(np.arange(1, beam.depth + 1), sizes)
     pooled = tokens, scores, parents, depths
-    return best_of_pool(context.root, *pooled, num_nodes, top_k == 1), nodes
+    return best_of_pool(context.root, *pooled, beam.num_nodes, top_k == 1), nodes
 
 
 def best_of_pool(
@@ -357,14 +369,13 @@ class DepthTreeDrafter(ChoiceTree):
 
     @property
     def num_nodes(self) -> int:
-        if self.tree == "static":
-            return super().num_nodes
-        return min(self.num_tokens, sum(self.pool_sizes) + 1)
+        return super().num_nodes if self.tree == "static" else self.beam.num_nodes
 
     @property
-    def pool_sizes(self) -> list[int]:
-        """The nodes of each depth that a dynamic tree is chosen from."""
-        return pool_sizes(self.max_depth, self.top_k, self.num_tokens - 1)
+    def beam(self) -> Beam:
+        """The search for a dynamic tree."""
+        sizes = self.max_depth, self.top_k, self.num_tokens - 1, self.num_tokens
+        return Beam(*sizes, self.noise_share)
 
     @property
     def max_children(self) -> int:
@@ -384,14 +395,4 @@ class DepthTreeDrafter(ChoiceTree):
 
         if self.tree == "static":
             return level_tree(self.used_choices, context, draw, None, logits_below)[0]
-        return beam_tree(
-            context,
-            draw,
-            None,
-            logits_below,
-            lambda *_: None,
-            self.pool_sizes,
-            self.num_tokens - 1,
-            self.num_nodes,
-            self.noise_share,
-        )[0]
+        return beam_tree(context, draw, self.beam, None, logits_below)[0]

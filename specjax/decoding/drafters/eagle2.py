@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState, check_head
-from specjax.decoding.drafters._trees import beam_tree, pool_sizes
+from specjax.decoding.drafters._trees import Beam, beam_tree
 from specjax.decoding.sampling import Draw
 from specjax.models.target import QueryRows, Target
 
@@ -47,13 +47,13 @@ class Eagle2(HeadDrafter):
         check_head(self.head, target, params, self.top_k)
 
     @property
-    def pool_sizes(self) -> list[int]:
-        """The nodes of each depth of the pool."""
-        return pool_sizes(self.max_depth, self.top_k, self.top_k)
+    def beam(self) -> Beam:
+        """The search for the tree."""
+        return Beam(self.max_depth, self.top_k, self.top_k, self.num_tokens, self.noise_share)
 
     @property
     def num_nodes(self) -> int:
-        return min(self.num_tokens, sum(self.pool_sizes) + 1)
+        return self.beam.num_nodes
 
     @property
     def max_depth(self) -> int:
@@ -86,12 +86,9 @@ class Eagle2(HeadDrafter):
         tree, (_, _, cache) = beam_tree(
             context,
             draw,
+            self.beam,
             (feature, jnp.zeros((batch, 1, 0), bool), state.cache),
             lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head),
             feed,
-            self.pool_sizes,
-            top_k,
-            self.num_nodes,
-            self.noise_share,
         )
         return Proposal(tree), replace(state, cache=cache)

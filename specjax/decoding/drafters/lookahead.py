@@ -19,7 +19,7 @@ from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Probe, Proposal, Start
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, merge_paths
+from specjax.decoding.tree import merge_paths
 from specjax.models.target import Taps, Target
 
 EMPTY = -1  # marks an entry of the pool that holds no n-gram
@@ -102,7 +102,10 @@ class Lookahead(Drafter):
     def propose(
         self, target: Target, params: Params, state: LookaheadState, context: Context, draw: Draw
     ) -> tuple[Proposal, LookaheadState]:
-        return Proposal(self._tree(state, context.root), self._probe(state)), state
+        guesses = jax.vmap(lambda pool, token: pool[token])(state.pool, context.root)
+        lengths = jnp.where(guesses[..., 0] == EMPTY, 0, self.max_depth)
+        tree = merge_paths(context.root, guesses, lengths, self.num_nodes)
+        return Proposal(tree, self._probe(state)), state
 
     def update(
         self, target: Target, params: Params, state: LookaheadState, outcome: Outcome
@@ -125,11 +128,6 @@ class Lookahead(Drafter):
         at = (share[None, :] * prompt.length[:, None]).astype(jnp.int32)
         at = jnp.minimum(at, prompt.length[:, None] - 1)  # the product may be rounded up
         return jnp.take_along_axis(prompt.tokens, at, axis=1)
-
-    def _tree(self, state: LookaheadState, root: Int[Array, " B"]) -> DraftTree:
-        guesses = jax.vmap(lambda pool, token: pool[token])(state.pool, root)
-        lengths = jnp.where(guesses[..., 0] == EMPTY, 0, self.max_depth)
-        return merge_paths(root, guesses, lengths, self.num_nodes)
 
     def _probe(self, state: LookaheadState) -> Probe:
         """Returns the window as probe tokens: level 0 from column 1 on, then level 1, and so on.
