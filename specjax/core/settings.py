@@ -61,17 +61,14 @@ class Bounds:
         if not isinstance(value, Real) or self == Bounds():
             return True
         limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
-        has_limit = self.at_most or self.below
-        is_finite = (
-            has_limit or not _is_huge(value)
-            if isinstance(value, Integral)
-            else math.isfinite(value)
-        )
-        return bool(is_finite) and all(x is None or holds(value, x) for x, holds in limits)
+        is_finite = isinstance(value, Integral) or math.isfinite(value)
+        within = all(x is None or holds(value, x) for x, holds in limits)
+        return is_finite and not self.is_huge(value) and within
 
-
-def _is_huge(value: Any) -> bool:
-    return abs(value) > MAX_WHOLE
+    def is_huge(self, value: Any) -> bool:
+        """Whether a whole number exceeds 32 bits, where the bounds have no upper limit."""
+        has_limit = self.choices or self.at_most or self.below
+        return isinstance(value, Integral) and not has_limit and abs(int(value)) > MAX_WHOLE
 
 
 def setting(default: Any = MISSING, **options: Any) -> Any:
@@ -97,8 +94,7 @@ def check_setting(owner: type, name: str, value: Any) -> None:
     if has_type and bounds.allow(value):
         return
     is_infinite = isinstance(value, float) and not math.isfinite(value)
-    has_limit = bounds.choices or bounds.at_most or bounds.below
-    is_huge = isinstance(value, Integral) and _is_huge(value) and not has_limit
+    is_huge = bounds.is_huge(value)
     expected = "finite" if is_infinite else f"at most {MAX_WHOLE}" if is_huge else str(bounds)
     if not has_type and not bounds.choices:
         expected = _type_name(hint)

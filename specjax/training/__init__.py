@@ -16,24 +16,17 @@ if TYPE_CHECKING:
     from specjax.training.objectives.base import HeadTraining, Step
     from specjax.training.optimizer import OptimizerOptions
 
-_HOMES = {
-    "Conversation": "specjax.data.conversations",
-    "Turn": "specjax.data.conversations",
-    "read_conversations": "specjax.data.conversations",
-    "DataOptions": "specjax.training.data",
-    "batches": "specjax.training.data",
-    "Example": "specjax.training.examples",
-    "tokenize_all": "specjax.training.examples",
-    "HeadSettings": "specjax.training.heads",
-    "train_head": "specjax.training.heads",
-    "LoopOptions": "specjax.training.loop",
-    "Trained": "specjax.training.loop",
-    "train": "specjax.training.loop",
-    "FrozenModel": "specjax.models.fingerprint",
-    "HeadTraining": "specjax.training.objectives.base",
-    "Step": "specjax.training.objectives.base",
-    "OptimizerOptions": "specjax.training.optimizer",
+_NAMES = {
+    "data.conversations": ("Conversation", "Turn", "read_conversations"),
+    "training.data": ("DataOptions", "batches"),
+    "training.examples": ("Example", "tokenize_all"),
+    "training.heads": ("HeadSettings", "train_head"),
+    "training.loop": ("LoopOptions", "Trained", "train"),
+    "models.fingerprint": ("FrozenModel",),
+    "training.objectives.base": ("HeadTraining", "Step"),
+    "training.optimizer": ("OptimizerOptions",),
 }
+_HOMES = {name: f"specjax.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -9,7 +9,7 @@ from jax import lax
 from specjax.core.ranking import best_token, best_tokens
 
 
-@pytest.mark.parametrize("size", [1, 127, 128, 1000, 4096])
+@pytest.mark.parametrize("size", [1, 1000, 4096])
 @pytest.mark.parametrize("levels", [3, 40, 10**6])  # few levels: many ties
 def test_results_are_those_of_argmax_and_top_k(size, levels):
     scores = jax.random.randint(jax.random.key(size), (2, 3, size), 0, levels).astype(jnp.float32)

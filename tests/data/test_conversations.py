@@ -28,14 +28,11 @@ FORMS = {
 }  # fmt: skip
 BROKEN = [
     ("{", "is not JSON"),
-    ("[1]", "has no conversations, messages, instruction, prompt or text"),
     ('{"title": "Hi"}', "has no conversations, messages, instruction, prompt or text"),
     ('{"text": 3}', "has int instead of text in text"),
     ('{"text": " "}', "is empty"),
-    ('{"messages": "Hi"}', "has turns that are not a list of objects"),
     ('{"messages": ["Hi"]}', "has turns that are not a list of objects"),
     ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of the unknown role 'tool'"),
-    ('{"messages": [{"role": 3, "content": "x"}]}', "has a turn of the unknown role 3"),
     ('{"messages": [{"role": "user"}]}', "has NoneType instead of text in a turn of 'user'"),
     (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
@@ -45,9 +42,7 @@ BROKEN = [
         '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
         "has a system turn that is not the first",
     ),
-    ('{"messages": []}', "is without user turns"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', "is without user turns"),
-    ('{"prompt": "Hi"}', "is without assistant turns"),
     ('{"prompt": "Hi", "response": " "}', "is without assistant turns"),
     ('{"prompt": ["Hi"], "response": "Hello"}', "has list instead of text in prompt"),
     (b'{"text": "\xff"}', "is not JSON"),
@@ -84,20 +79,15 @@ def test_every_form_is_read_from_lines_and_from_lists(read, form):
 def test_forms_may_differ_from_line_to_line(read):
     system = [{"from": "system", "value": "Be kind."}, *FORMS["sharegpt"]["conversations"]]
     asked = {"instruction": "Add.", "input": "1, 2", "output": "3"}
-    lines = [FORMS["openai"], {"text": " Once\n"}, {"conversations": system}, asked]
+    lines = [FORMS["openai"], {"text": " Once\ud83d\n"}, {"conversations": system}, asked]
     conversations, reported = read("\ufeff" + "\n".join(map(json.dumps, lines)))
     assert conversations == [
         PAIR,
-        Conversation(text=" Once\n"),
+        Conversation(text=" Once?\n"),  # half a character has no bytes
         Conversation((Turn("system", "Be kind."), *PAIR.turns)),
         Conversation((Turn("user", "Add.\n1, 2"), Turn("assistant", "3"))),
     ]
     assert reported == []
-
-
-def test_half_a_character_does_not_reach_the_tokenizer(read):
-    conversations, _ = read('{"text": "a\\ud83d"}')
-    assert conversations == [Conversation(text="a?")]
 
 
 @pytest.mark.parametrize("line, warning", BROKEN)
@@ -127,9 +117,7 @@ def test_only_the_first_broken_lines_are_named_one_by_one(read):
     "content, reason",
     [
         ("", "it is empty"),
-        ("\n\n", "it is empty"),
         ("hello\nworld", "data.jsonl:1 is not JSON"),
-        ('[{"text": "a"},', "data.jsonl:1 is not JSON"),
         ('{"prompt": "Hi"}\n{"prompt": "Ho"}', "data.jsonl:1 is without assistant turns"),
     ],
 )

@@ -39,7 +39,7 @@ def save(folder: Path, about: dict | None = None) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle2", "hass"])
+@pytest.mark.parametrize("method", ["eagle", "eagle2"])
 def test_a_head_in_a_folder_becomes_a_drafter(method, tmp_path):
     owner = fingerprint(tiny().config, tiny().params)
     given: dict[str, Any] = {"top_k": 5, "depth": 4, "num_tokens": 12, "noise_share": 0.0}

@@ -54,10 +54,9 @@ def test_the_users_own_file_stands_in_for_the_one_beside_the_weights(tmp_path, m
     assert "pld-plus" in tuned_for(load_target("pocket")).settings
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype(dtype):
+def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():
     model, params = target()
-    halves = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     assert fingerprint(model.config, halves) == OWNER
     assert fingerprint(model.config, target(seed=1)[1]) != OWNER
     assert fingerprint(target(layers=3)[0].config, params) != OWNER

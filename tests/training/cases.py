@@ -116,7 +116,7 @@ def clean_features(num_tokens: int = VOCAB) -> np.ndarray:
 
 # ---- Cases ---------------------------------------------------------------------------------------
 
-At = Callable[[int, int, int], Any]  # step, text, slot -> the output of the head there
+At = Callable[[int, Any, Any], Any]  # step, N texts and slots -> the head's outputs there, `[N, D]`
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,10 +183,10 @@ def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str
         at, loss, of_steps = (predict or case.predict)(case, params), 0.0, []
         for step, weights in enumerate(case.weights):
             depth = 1 if case.is_aligned else 1 + step
-            outputs = jnp.stack([at(step, *place) for place in counted(depth)])
             text, slot = np.transpose(counted(depth))
             labels = clean[text, slot + depth], tokens[text, slot + 1 + depth]
-            parts = jax.tree.map(jnp.mean, jax.vmap(parts_of)(outputs, *labels))
+            parts = jax.vmap(parts_of)(at(step, text, slot), *labels)
+            parts = jax.tree.map(jnp.mean, parts)
             loss += sum(weights[name] * parts[name] for name in weights)
             of_steps.append(parts)
         return loss, of_steps
@@ -222,55 +222,56 @@ def by_groups(case: Case, params: Any) -> At:
 def by_formula(case: Case, params: Any) -> At:
     """The logits of Medusa heads at the target's features."""
 
-    def at(step: int, text: int, slot: int):
-        x = clean_features(case.num_tokens)[text, slot]
-        block = params[f"blocks_{step}"]
-        for _ in range(2):
-            inner = block["weight"] @ x + block["bias"]
-            x = x + inner / (1 + jnp.exp(-inner))
-        return params.get(f"lm_heads_{step}", {"weight": TABLE})["weight"] @ x
+    def at(step: int, text: Any, slot: Any):
+        block, table = params[f"blocks_{step}"], params[f"lm_heads_{step}"]["weight"]
+
+        def logits(x):
+            for _ in range(2):
+                inner = block["weight"] @ x + block["bias"]
+                x = x + inner / (1 + jnp.exp(-inner))
+            return table @ x
+
+        return jax.vmap(logits)(clean_features(case.num_tokens)[text, slot])
 
     return at
 
 
 def by_drafts(case: Case, params: Any) -> At:
-    """The logits of an EAGLE-3 head at each slot as the n-th token of a draft, one at a time."""
-    batch, steps, found = batch_of(ALONE, case.num_tokens), len(case.weights), {}
-    places = (batch[name] for name in ("tokens", "positions", "segments"))
-    hidden = hidden_states(TARGET, FROZEN, case.head.config.taps, *map(jnp.asarray, places))
-    for text, example in enumerate(EXAMPLES):
-        tokens = jnp.asarray(batch["tokens"][text])
-        for slot in range(len(example.tokens) - 1):
-            feature = hidden[text, : slot + 1].reshape(1, slot + 1, -1)
-            cache = KVCache.create(case.head.config.layers, 1, slot + steps)
-            for step in range(min(steps, len(example.tokens) - 1 - slot)):
-                first = 1 if step == 0 else slot + 1 + step
-                read = tokens[None, first : slot + 2 + step]
-                rows = causal_rows(read, cache.length)
-                output, cache = case.head.run(weights_of(params), rows, feature, cache)
-                cache, feature = cache.advance(jnp.array([read.shape[1]])), output[:, -1:]
-                logits = case.head.logits(weights_of(params), feature, None)
-                found[step, text, slot] = logits[0, 0]
-    return lambda *place: found[place]
+    """The logits of an EAGLE-3 head at each slot as the n-th token of a draft, a row per draft."""
+    batch, found = batch_of(ALONE, case.num_tokens), []
+    tokens, *places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
+    hidden = hidden_states(TARGET, FROZEN, case.head.config.taps, tokens, *places)
+    text, slot = (each.ravel() for each in np.indices(tokens.shape))
+    read, feature = jnp.roll(tokens, -1, axis=1)[text], hidden.reshape(*tokens.shape, -1)[text]
+    cache, count = KVCache.create(case.head.config.layers, len(text), 2 * LENGTH), slot + 1
+    for step in range(len(case.weights)):
+        rows = causal_rows(read, cache.length)
+        output, cache = case.head.run(weights_of(params), rows, feature, cache)
+        feature = jnp.take_along_axis(output, count[:, None, None] - 1, axis=1)
+        logits = case.head.logits(weights_of(params), feature, None)
+        found.append(logits.reshape(*tokens.shape, -1))
+        cache, count = cache.advance(jnp.asarray(count)), np.ones_like(slot)
+        read = tokens[text, np.minimum(slot + 2 + step, LENGTH - 1)][:, None]
+    return lambda step, *places: found[step][places]
 
 
 def by_cache(case: Case, params: Any) -> At:
     """The logits of Hydra heads after the tokens of the text; the prefix goes slot by slot."""
 
     def feed(cache: KVCache, feature):
-        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), cache.length)
-        one, cache = case.head.run(weights_of(params), rows, feature[None, None], cache)
-        return cache.advance(jnp.ones_like(cache.length)), one[0, 0]
+        rows = causal_rows(jnp.zeros((len(EXAMPLES), 1), jnp.int32), cache.length)
+        one, cache = case.head.run(weights_of(params), rows, feature[:, None], cache)
+        return cache.advance(jnp.ones_like(cache.length)), one[:, 0]
 
-    features = jnp.asarray(clean_features(case.num_tokens))
-    empty = KVCache.create(case.head.config.layers, 1, features.shape[1])
-    read = [jax.lax.scan(feed, empty, each)[1] for each in features]
+    features = jnp.asarray(clean_features(case.num_tokens)).swapaxes(0, 1)
+    empty = KVCache.create(case.head.config.layers, len(EXAMPLES), LENGTH)
+    read, tokens = jax.lax.scan(feed, empty, features)[1], batch_of(ALONE)["tokens"]
 
-    def at(step: int, text: int, slot: int):
-        behind = jnp.asarray(EXAMPLES[text].tokens[slot + 1 : slot + 2 + step])
-        embedded = TARGET.embed(FROZEN, behind)[None, None]
-        feature = read[text][None, None, slot]
-        return case.head.logits_at(weights_of(params), step + 1, feature, embedded)[0, 0]
+    def at(step: int, text: Any, slot: Any):
+        behind = tokens[text[:, None], slot[:, None] + 1 + np.arange(step + 1)]
+        embedded = TARGET.embed(FROZEN, jnp.asarray(behind))[:, None]
+        inputs = step + 1, read[slot, text][:, None], embedded
+        return case.head.logits_at(weights_of(params), *inputs)[:, 0]
 
     return at
 
@@ -278,24 +279,12 @@ def by_cache(case: Case, params: Any) -> At:
 OF_FEATURES: Any = {"feature_weight": 0.7, "logit_weight": 0.3, "noise": NOISE}
 FEATURE_LOSS = {"feature_loss": 0.7, "logit_loss": 0.3}
 TOP: Any = {"top_weight": 0.8, "top_k": 4}
+OVERLAP: Any = {"distribution_loss": "lk-alpha"}
 DEPTHS = 3  # of Medusa and Hydra; a parallel head has one more
 
 
 def _decayed(weights: dict[str, float], decay: float, steps: Sequence[int]) -> tuple[Any, ...]:
     return tuple({name: weight * decay**step for name, weight in weights.items()} for step in steps)
-
-
-def _medusa(has_lm_heads: bool) -> Case:
-    weights = _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.7, (1, 2, 3))
-    head = heads.medusa_head(VOCAB, 1, DEPTHS, has_lm_heads)
-    training = MedusaTraining(head_decay=0.7, **TOP)
-    return Case(training, *head, by_formula, weights, num_tokens=2)
-
-
-def _hydra(has_prefix: bool, has_lm_heads: bool) -> Case:
-    weights = ({"logit_loss": 1.0, "top_loss": 0.8},) * DEPTHS
-    head = heads.hydra_head(has_prefix, VOCAB, 1, DEPTHS, has_lm_heads)
-    return Case(HydraTraining(**TOP), *head, by_cache, weights)
 
 
 HASS = HassTraining(align_steps=3, step_decay=0.6, **OF_FEATURES, **TOP)
@@ -314,21 +303,24 @@ CASES = {
         is_aligned=True,
     ),
     "eagle3": Case(
-        Eagle3Training(draft_vocab=0, test_steps=3, step_decay=0.6, **TOP),
-        *heads.eagle3_head(VOCAB, layers=1),
+        Eagle3Training(draft_vocab=0, test_steps=3, step_decay=0.6, **TOP, **OVERLAP),
+        *heads.eagle3_head(VOCAB, layers=1, tap_norm="joined", norm_output=True),
         by_drafts,
         _decayed({"logit_loss": 1.0, "top_loss": 0.8}, 0.6, (0, 1, 2)),
     ),
-    "eagle3 with norms": Case(
-        Eagle3Training(draft_vocab=0, test_steps=2, step_decay=0.6),
-        *heads.eagle3_head(VOCAB, layers=1, tap_norm="joined", norm_output=True),
-        by_drafts,
-        _decayed({"logit_loss": 1.0}, 0.6, (0, 1)),
+    "medusa": Case(
+        MedusaTraining(head_decay=0.7, **TOP),
+        *heads.medusa_head(VOCAB, 1, DEPTHS, has_lm_heads=True),
+        by_formula,
+        _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.7, (1, 2, 3)),
+        num_tokens=2,
     ),
-    "medusa": _medusa(has_lm_heads=True),
-    "medusa with the target's LM head": _medusa(has_lm_heads=False),
-    "hydra with prefix": _hydra(has_prefix=True, has_lm_heads=True),
-    "hydra with the target's LM head": _hydra(has_prefix=False, has_lm_heads=False),
+    "hydra": Case(
+        HydraTraining(**TOP, **OVERLAP),
+        *heads.hydra_head(True, VOCAB, 1, DEPTHS, has_lm_heads=False),
+        by_cache,
+        ({"logit_loss": 1.0, "top_loss": 0.8},) * DEPTHS,
+    ),
     "parallel-eagle": Case(
         ParallelEagleTraining(**OF_FEATURES, **TOP),
         *heads.parallel_head(True, VOCAB, layers=1),
@@ -336,24 +328,13 @@ CASES = {
         (FEATURE_LOSS | {"top_loss": 0.8},) * (heads.MASKS + 1),
     ),
     "parallel-medusa": Case(
-        ParallelMedusaTraining(head_decay=0.6, **TOP),
+        ParallelMedusaTraining(head_decay=0.6, **TOP, **OVERLAP),
         *heads.parallel_head(False, VOCAB, layers=1),
         by_groups,
         _decayed({"token_loss": 1.0, "top_loss": 0.8}, 0.6, range(heads.MASKS + 1)),
         num_tokens=2,
     ),
-    "parallel-medusa with features": Case(
-        ParallelMedusaTraining(head_decay=0.6),
-        *heads.parallel_head(True, VOCAB, layers=1),
-        by_groups,
-        _decayed({"token_loss": 1.0}, 0.6, range(heads.MASKS + 1)),
-        num_tokens=2,
-    ),
 }
-BY_METHOD = (
-    *("eagle", "eagle3", "hass", "medusa", "hydra with prefix"),
-    *("parallel-eagle", "parallel-medusa"),
-)
 
 
 def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

@@ -73,7 +73,7 @@ def test_batches_have_one_form(options):
         assert shape in {(options.batch_size, length) for length in options.lengths()}
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 40])
+@pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_padded_epochs_hold_every_text_once_in_a_new_order(batch_size):
     options = DataOptions(batch_size=batch_size, longest=40, buckets=PADDED.buckets)
     iterator, per_epoch = batches(EXAMPLES, options, SEED), -(-len(EXAMPLES) // batch_size)
@@ -106,7 +106,7 @@ def test_the_seed_decides_the_order(options):
 
 
 @MODES
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 33, 70])
+@pytest.mark.parametrize("count", [0, 8, 33])
 def test_a_restored_position_goes_on_with_the_same_batches(options, count):
     """An epoch has 8 padded batches, and fills 10 packed ones or so; 32 are packed together."""
     iterator = batches(EXAMPLES, options, SEED)
@@ -176,7 +176,7 @@ def test_a_slot_counts_if_what_it_predicts_is_an_answer(is_answer, segments, ahe
 
 
 @MODES
-@pytest.mark.parametrize("ahead", [1, 2, 5, 50])
+@pytest.mark.parametrize("ahead", [2, 50])
 def test_slots_count_as_in_each_text_alone(options, ahead):
     for batch in take(batches(EXAMPLES, options, SEED), 12):
         counts = slot_mask(jnp.asarray(batch["is_answer"]), jnp.asarray(batch["segments"]), ahead)

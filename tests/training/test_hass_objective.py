@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache, partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tests.training.cases import (
     FROZEN,
     HASS,
     KEY,
-    OF_FEATURES,
     TARGET,
     assert_same,
     by_drafting,
@@ -37,13 +35,6 @@ def test_a_gradient_between_steps_would_be_caught():
     loss, gradient, _ = measured()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert simulation.gradients_differ_by(gradient, expected_gradient) > 1e-2
-
-
-def test_one_step_without_top_loss_is_eagle():
-    one = replace(HASS, align_steps=1, top_weight=0.0)
-    jax.tree.map(
-        np.testing.assert_array_equal, measured(one), measured(EagleTraining(**OF_FEATURES))
-    )
 
 
 # ---- From step to step ---------------------------------------------------------------------------
@@ -75,6 +66,3 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     np.testing.assert_array_equal(aligned, np.where(is_drafted, drafted - 1, text))
     assert not is_drafted[:, ::500].any()  # the first slot of a text has nothing before it
     assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
-
-
-# ---- The top losses -----------------------------------------------------------------------------
