@@ -126,11 +126,6 @@ SIZES = {
 }
 
 
-def default_size() -> str:
-    """Returns the size that suits this machine: 160m on CPU, else 7b."""
-    return "160m" if jax.default_backend() == "cpu" else "7b"
-
-
 def check_size(size: str) -> None:
     """Raises SpecjaxError for an unknown size."""
     if size not in SIZES:

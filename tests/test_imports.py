@@ -1,16 +1,14 @@
-"""Checks beside import-linter: imports are cheap, public names exist, and classes share none."""
+"""Checks beside import-linter: imports are cheap, and no two classes share a name."""
 
 import ast
 import subprocess
 import sys
 from collections import defaultdict
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC = ("specjax", "specjax.decoding", "specjax.models", "specjax.training")
 
 
 @pytest.mark.parametrize(
@@ -26,15 +24,6 @@ def test_importing_a_module_imports_no_library_that_it_seldom_needs(module, abse
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-@pytest.mark.parametrize("package", PUBLIC)
-def test_every_public_name_can_be_imported(package):
-    module = import_module(package)
-    assert len(set(module.__all__)) == len(module.__all__)
-    for name in module.__all__:
-        assert getattr(module, name) is not None
-    assert set(module.__all__) <= set(dir(module))
 
 
 def test_no_two_public_classes_have_the_same_name():

@@ -51,10 +51,10 @@ def test_a_lost_process_ends_the_others_with_one_line(killed):
 
 
 def test_a_mesh_decodes_as_one_device_does():
-    check("decode", "data=2,model=4", "eagle2")
+    check("decode", "data=2,model=4", "pld")
 
 
 @pytest.mark.slow
 def test_other_meshes_load_decode_and_train_as_one_device_does(killed, tmp_path):
-    decode = "decode", "data=8", "pld", "then", "decode", "model=8", "medusa"
+    decode = "decode", "data=8;data=2,model=4", "eagle2", "then", "decode", "model=8", "medusa"
     check("load", str(tmp_path), "then", *decode, "then", "train", str(killed[0]))

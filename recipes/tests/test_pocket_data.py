@@ -19,15 +19,31 @@ HARD_TEXTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return pocket_tokenizer.train_tokenizer(corpus.pieces(held_out=False)[:1500], 1024)
+MODULES = "argparse inspect ipaddress pickle subprocess tarfile threading typing zipfile/__init__"
 
 
 @pytest.fixture(scope="module")
-def data(tokenizer):
-    pieces, modules = corpus.pieces(held_out=False)[:600], corpus.module_texts(held_out=False)[:5]
-    return pocket_data.TrainingData.build(tokenizer, seed=3, code_pieces=pieces, modules=modules)
+def modules():
+    """Modules of the standard library; to read them all takes long."""
+    paths = [corpus.standard_library() / f"{name}.py" for name in MODULES.split()]
+    return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def pieces(modules):
+    return [piece for module in modules for piece in corpus.cut_pieces(module)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pieces):
+    return pocket_tokenizer.train_tokenizer(pieces, 1024)
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer, modules, pieces):
+    return pocket_data.TrainingData.build(
+        tokenizer, seed=3, code_pieces=pieces[:600], modules=modules[:5]
+    )
 
 
 def test_special_tokens_come_first_and_nothing_is_added(tokenizer):

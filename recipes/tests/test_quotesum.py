@@ -12,14 +12,6 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
-from tests.cli.target import write_target
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target") / "tiny"
-    write_target(folder)
-    return folder
 
 
 def write(path, *summaries):
@@ -38,8 +30,8 @@ def test_marks_are_taken_out_and_remembered(tmp_path):
     assert second.quotes == ()
 
 
-def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, folder):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, tiny):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     path = write(tmp_path / "a.jsonl", "So [ 2 because of it ] .")
     [example], _ = read_quotesum(path)
     text, prompt_length, quoted = tokens_of(example, tokenizer)
@@ -58,10 +50,10 @@ def test_files_without_an_example_are_refused(tmp_path):
         read_quotesum(path)
 
 
-def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path, folder):
-    config = read_config(folder)
-    model, params = Transformer(config), load_transformer(folder, config, np.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path, tiny):
+    config = read_config(tiny)
+    model, params = Transformer(config), load_transformer(tiny, config, np.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     summary = "value total [ 2 because of it ] is said"
     examples, _ = read_quotesum(write(tmp_path / "a.jsonl", summary))
     layer = PromptLookupPlus.layer_for(config)

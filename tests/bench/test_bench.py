@@ -154,18 +154,6 @@ def test_every_prompt_and_every_run_is_drawn_with_noise_of_its_own(target, reque
         assert [text.tokens for text in texts] == [text.tokens for text in pld[turn]]
 
 
-def test_a_batch_generates_the_texts_of_its_prompts_alone(target, requests):
-    """At temperature 0; and prefill and decoding together are all that generating takes."""
-    _, alone = contestants_of(target, requests, methods="pld")
-    together = measure([alone], batches_of(requests, 2), num_runs=1)
-    singly = measure([alone], batches_of(requests), num_runs=1)
-    texts = {sample.batch[0]: sample.texts[0].tokens for sample in singly}
-    for sample in together:
-        assert [text.tokens for text in sample.texts] == [texts[each] for each in sample.batch]
-        assert sample.passes == max(text.rounds for text in sample.texts)
-        assert sample.seconds == sample.prefill_seconds + sample.decode_seconds
-
-
 def test_batches_hold_one_kind_and_are_filled_up(requests):
     assert [len(batch) for batch in batches_of(requests, 4)] == [4, 4]
     short, long = batches_of(requests, 4)

@@ -5,6 +5,7 @@ import pytest
 
 from specjax.cli import main
 from tests.cli.target import SHORT, write_target
+from tests.cli.training import write_chats
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,19 @@ def tiny_tokenizer(tiny):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny)
+
+
+@pytest.fixture(scope="session")
+def train(tiny, tmp_path_factory):
+    """Runs `specjax train METHOD --out OUT` on few texts, and returns the exit code."""
+    data = write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl")
+
+    def run(method: str, out: Path, *arguments: str) -> int:
+        sources = () if "--data" in arguments else ("--data", str(data))
+        sources += () if "--target" in arguments else ("--target", str(tiny))
+        return main(["train", method, "--out", str(out), *sources, *arguments])
+
+    return run
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ def convert(head, directory, target, *arguments) -> int:
     "layout, architecture, more",
     [
         ((), "LlamaForCausalLM", EMBEDDING),
-        (("--layout", "eagle"), "LlamaForCausalLM", EMBEDDING),
         (("--layout", "vllm"), "LlamaForCausalLM", set()),
         (("--embedding", "--layout", "vllm"), "LlamaForCausalLM", EMBEDDING),
         (("--layout", "sglang"), "LlamaForCausalLMEagle", EMBEDDING | {"fc.bias"}),

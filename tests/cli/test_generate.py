@@ -14,7 +14,7 @@ from specjax.cli import main
 from specjax.cli.chat import HINT, _prompt
 from specjax.cli.generation import GenerationRequest
 from specjax.cli.live_text import LiveText
-from specjax.cli.prompts import INSTRUCTION, SOURCE
+from specjax.cli.prompts import INSTRUCTION, SOURCE, read_source
 from specjax.core.text import decode
 from specjax.decoding.engine import Engine
 from tests.cli.target import SHORT, VOCABULARY
@@ -39,27 +39,16 @@ def check_consistent(values: dict):
     assert values["tokens_per_second"] == pytest.approx(speed)
 
 
-def test_json_holds_exactly_the_promised_fields(generate, tiny_tokenizer):
-    values = generate("def f(values):")
-    assert sorted(values) == sorted(FIELDS)
-    assert values["method"] == "pld"
+def test_json_holds_the_promised_fields_and_the_tokens_of_plain_decoding(generate, tiny_tokenizer):
+    options = "--padded-width 9 --method pld-plus --set num_tokens=8 --temperature 0.8".split()
+    values = generate("for value in values:", "--compare", *options)
+    check_consistent(values)
     assert values["text"] == decode(tiny_tokenizer, values["tokens"])
-    check_consistent(values)
-
-
-@pytest.mark.parametrize(
-    "options, padded_width",
-    [((), 0), (("--method", "pld-plus", "--set", "num_tokens=8", "--temperature", "0.8"), 9)],
-)
-def test_compare_finds_the_tokens_of_plain_decoding(generate, options, padded_width):
-    compare = "--compare", "--padded-width", str(padded_width)
-    values = generate("for value in values:", *compare, *options)
-    check_consistent(values)
     plain = values.pop("plain")
     check_consistent(plain)
     assert values.pop("identical") is True
     assert sorted(values) == sorted(plain) == sorted(FIELDS)
-    assert (values["padded_width"], plain["method"]) == (padded_width, "plain")
+    assert (values["padded_width"], plain["method"]) == (9, "plain")
     assert plain["tokens"] == values["tokens"]
     assert plain["rounds"] == plain["num_new_tokens"]
 
@@ -96,83 +85,56 @@ def test_text_file_ids_and_standard_input_are_the_same_prompt(
     file = tmp_path / "prompt.txt"
     file.write_text(text)
     ids = ", ".join(str(token) for token in tiny_tokenizer(text)["input_ids"])
-    tokens = generate(text)["tokens"]
-    assert generate("--prompt-file", str(file))["tokens"] == tokens
-    assert generate("--prompt-ids", ids)["tokens"] == tokens
-    for option in ((), ("-",), ("--prompt-file", "-")):
+    assert generate("--prompt-ids", ids)["tokens"] == generate(text)["tokens"]
+    assert generate("--prompt-file", str(file))["prompt"] == text
+    for prompt, path in ((None, None), ("-", None), (None, Path("-"))):
         with file.open() as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
-            assert generate(*option)["tokens"] == tokens
+            assert read_source(prompt, path, None, False, None).prompt == text
 
 
-def test_without_a_prompt_the_example_runs(generate, tiny, capsys):
+def test_without_a_prompt_the_example_runs(tiny, capsys):
     assert RENAMED != SOURCE
     assert "element" not in SOURCE
-    task = edits.EditTask("rename", INSTRUCTION, SOURCE, "")
-    assert generate()["tokens"] == generate(edits.prompt_text(task))["tokens"]
     assert main(["generate", *SHORT, "--target", str(tiny)]) == 0
     assert INSTRUCTION in capsys.readouterr().err
 
 
-def test_a_pipe_gets_the_text_and_the_figures_go_to_stderr(generate, tiny, capsys):
-    text = generate("return best")["text"]
-    assert main(["generate", *SHORT, "--target", str(tiny), "return best"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == text + "\n"
-    assert re.search(r"tokens/s\naccepted length \d.* s of compiling not counted", captured.err)
-    assert max(map(len, captured.err.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("options, num_methods, num_runs", [((), 1, 1), (("--compare",), 2, 7)])
-def test_every_width_is_warmed_up_and_the_first_run_gives_the_text(
-    tiny, capsys, monkeypatch, options, num_methods, num_runs
+def test_a_pipe_sees_the_text_grow_before_programs_that_are_warm_are_compared(
+    generate, tiny, capsys, monkeypatch
 ):
-    calls, warm_up, run = [], Engine.warm_up, GenerationRequest.run
+    text, calls, printed = generate("return best")["text"], [], []
 
-    def noted_warm_up(*arguments):
-        calls.append("warm up")
-        warm_up(*arguments)
+    def noted(name, function):
+        def call(*arguments):
+            calls.append(name)
+            printed.append(capsys.readouterr().out)  # before it
+            return function(*arguments)
 
-    def noted_run(job, *show):
-        calls.append(capsys.readouterr().out)
-        return run(job, *show)
+        return call
 
-    monkeypatch.setattr(Engine, "warm_up", noted_warm_up)
-    monkeypatch.setattr(GenerationRequest, "run", noted_run)
-    assert main(["generate", *SHORT, "--target", str(tiny), "return best", *options]) == 0
-    assert calls[:num_methods] == ["warm up"] * num_methods
-    runs = calls[num_methods:]
-    assert len(runs) == num_runs and "warm up" not in runs
-    if num_runs > 1:  # the text is there before the second run starts
-        assert runs[1]
-
-
-def test_a_pipe_sees_the_text_as_it_grows(generate, tiny, capsys, monkeypatch):
-    text, seen, add = generate("return best")["text"], [], LiveText.add
-
-    def noted_add(live, generation):
-        add(live, generation)
-        seen.append(capsys.readouterr().out)
-
-    monkeypatch.setattr(LiveText, "add", noted_add)
-    assert main(["generate", *SHORT, "--target", str(tiny), "return best"]) == 0
-    assert len(list(filter(None, seen))) > 2
-    assert "".join(seen) + capsys.readouterr().out == text + "\n"
+    for owner, name in ((Engine, "warm_up"), (GenerationRequest, "run"), (LiveText, "add")):
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
+    assert main(["generate", *SHORT, "--target", str(tiny), "return best", "--compare"]) == 0
+    assert [name for name in calls if name != "add"] == ["warm_up"] * 2 + ["run"] * 7
+    second_run = calls.index("run", calls.index("run") + 1)
+    assert "".join(printed[: second_run + 1]) == text + "\n"
+    assert len(list(filter(None, printed))) > 2
 
 
-@pytest.mark.parametrize("is_json", [True, False])
-def test_a_text_ends_before_a_stop_text(generate, tiny, capsys, is_json):
+def test_a_text_ends_before_a_stop_text(generate, tiny, capsys):
     whole = generate("return best")["text"]
     stop = whole[8:11]
     expected = whole[: whole.index(stop)]
     options = ("return best", "--stop", stop, "--stop", "never said")
-    if is_json:
-        values = generate(*options)
-        assert (values["text"], values["finish_reason"]) == (expected, "stop")
-        assert values["num_new_tokens"] < 24
-    else:
-        assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
-        assert capsys.readouterr().out == expected + "\n"
+    values = generate(*options)
+    assert (values["text"], values["finish_reason"], values["method"]) == (expected, "stop", "pld")
+    assert values["num_new_tokens"] < 24
+    assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == expected + "\n"
+    assert re.search(r"tokens/s\naccepted length \d.* s of compiling not counted", captured.err)
+    assert max(map(len, captured.err.splitlines())) <= 80
 
 
 def test_a_text_says_why_it_ends_and_may_go_on_after_eos(generate, tiny, tmp_path):
@@ -197,9 +159,10 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     assert [each["prompt"] for each in records] == ["return best", rows[1], [message]]
     expected = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
     assert [each["tokens"] for each in records] == [each["tokens"] for each in expected]
-    file.write_text('{"prompt": "return best"}\n{"question": 1}')
-    assert main(command) == 2
-    assert f"{file}:2 is not a prompt" in error_line()
+    for record in ('{"question": 1}', '{"messages": []}', '{"prompt": ""}', "[]", "5"):
+        file.write_text(f'{{"prompt": "return best"}}\n{record}')
+        assert main(command) == 2
+        assert f"{file}:2 is not a prompt" in error_line()
     file.write_text(json.dumps("best " * 400))
     assert main(command) == 2
     assert f"{file}:1: " in error_line()

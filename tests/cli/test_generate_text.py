@@ -60,11 +60,27 @@ def test_a_stream_shows_whole_characters_and_no_stop_text(target):
     assert parts[-1].tokens == whole.tokens[: len(parts[-1].tokens)]
 
 
-def test_log_probabilities_come_with_every_token(target, generate):
-    controls = {"repetition_penalty": 1.3, "top_k": 5, "logprobs": 2}
+def test_the_command_line_takes_the_same_controls_and_has_log_probabilities(target, generate):
+    word = specjax.generate_text(target, PROMPT, **SETTINGS).text[:4]
+    controls = {
+        "min_p": 0.01,
+        "top_k": 5,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {40: 3.0, 41: -2.5},
+        "bad_words": [word],
+        "min_new_tokens": 5,
+        "logprobs": 2,
+    }
+    options = "--min-p 0.01 --top-k 5 --repetition-penalty 1.3 --presence-penalty 0.5".split()
+    options += "--frequency-penalty 0.25 --logit-bias 40=3 --logit-bias 41=-2.5".split()
+    options += "--min-new-tokens 5 --logprobs 2 --bad-words".split()
     text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
-    options = "--repetition-penalty", "1.3", "--top-k", "5", "--logprobs", "2"
-    records = generate(PROMPT, *OPTIONS, *options)["logprobs"]
+    assert not text.text.startswith(word)
+    as_text = controls | {"bad_words": word}
+    assert specjax.generate_text(target, PROMPT, **SETTINGS, **as_text) == text
+    records = generate(PROMPT, *OPTIONS, *options, word)["logprobs"]
     assert [record["token"] for record in records] == list(text.tokens)
     for record, expected in zip(records, text.logprobs, strict=True):
         assert record["raw"] == pytest.approx(expected["raw"], abs=1e-4)
@@ -90,25 +106,6 @@ def test_log_probabilities_come_with_every_token(target, generate):
 def test_requests_that_make_no_sense_are_rejected(target, prompt, options, message):
     with pytest.raises(SpecjaxError, match=message):
         specjax.generate_text(target, prompt, **options)
-
-
-def test_the_command_line_takes_the_same_controls(target, generate):
-    word = specjax.generate_text(target, PROMPT, **SETTINGS).text[:4]
-    controls = {
-        "min_p": 0.05,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.25,
-        "logit_bias": {40: 3.0, 41: -2.5},
-        "bad_words": [word],
-        "min_new_tokens": 5,
-    }
-    options = "--min-p 0.05 --presence-penalty 0.5 --frequency-penalty 0.25".split()
-    options += "--logit-bias 40=3 --logit-bias 41=-2.5 --min-new-tokens 5 --bad-words".split()
-    text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
-    assert generate(PROMPT, *OPTIONS, *options, word)["tokens"] == list(text.tokens)
-    assert not text.text.startswith(word)
-    controls["bad_words"] = word
-    assert specjax.generate_text(target, PROMPT, **SETTINGS, **controls) == text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`specjax generate` and `generate_text` under a grammar."""
 
 import json
-import re
 
 import pytest
 
@@ -9,7 +8,6 @@ import specjax
 from specjax.cli import main
 from tests.cli.target import SHORT
 
-REGEX = "[ab]{3}(-[0-9]{2})?"
 SCHEMA = {"type": "object", "properties": {"s": {"enum": ["a", "b"]}}, "required": ["s"]}
 CHOICES = ("yes", "no")
 
@@ -19,7 +17,6 @@ def test_texts_follow_the_grammar_on_the_command_line_as_in_python(generate, tin
     file.write_text(json.dumps(SCHEMA))
     target = specjax.load(tiny)
     for options, named, fits in (
-        (("--regex", REGEX), {"regex": REGEX}, re.compile(REGEX).fullmatch),
         (("--json-schema", str(file)), {"json_schema": SCHEMA}, json.loads),
         (("--choices", *CHOICES), {"choices": CHOICES}, CHOICES.count),
     ):

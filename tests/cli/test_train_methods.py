@@ -15,9 +15,8 @@ from specjax.loading.methods import METHODS
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import detect_format, load_head, read_about
-from tests.cli import training
 from tests.cli.target import CONFIG
-from tests.cli.training import MEASURED, contents, write_chats
+from tests.cli.training import MEASURED, contents
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +31,6 @@ SHAPES = {
     "parallel-medusa": ("--num-masks", "2"),
     "parallel-eagle": ("--num-masks", "2"),
 }
-
-
-@pytest.fixture(scope="module")
-def train(tiny, tmp_path_factory):
-    """Runs `specjax train METHOD --out OUT` with arguments of one's own; returns the exit code."""
-    data = write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl")
-    return lambda method, out, *arguments: training.train(method, out, tiny, data, *arguments)
 
 
 @pytest.fixture(scope="module")

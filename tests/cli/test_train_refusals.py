@@ -1,7 +1,6 @@
 """Requests that `specjax train` rejects before it writes anything."""
 
 import shutil
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +13,10 @@ from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io import huggingface
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
-from tests.cli import training
 from tests.cli.target import CONFIG
-from tests.cli.training import SHORT, write_chats
+from tests.cli.training import SHORT
 
 ANSWERS_LATER = '{"messages": [{"role": "user", "content": "value"}]}\n'
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_chats(tmp_path_factory.mktemp("data") / "chats.jsonl", with_texts=False)
-
-
-@pytest.fixture(scope="module")
-def train(tiny, data):
-    """Runs `specjax train METHOD --out OUT` with arguments of one's own; returns the exit code."""
-    return lambda method, out, *arguments: training.train(method, out, tiny, data, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +26,7 @@ def train(tiny, data):
         (["--packing", "--buckets", "2048"], "buckets"),
         (["--buckets", "64", "2048"], "320 positions"),
         (["--distill", "--distill-tokens", "320"], "distill_tokens"),
-        (["--eval-tokens", "318"], "eval_tokens"),
+        (["--eval-tokens", "319"], "eval_tokens"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--data", "."], "Is a directory"),
         (["--target", "nope"], "'nope'"),

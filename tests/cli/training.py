@@ -4,32 +4,23 @@ import json
 import random
 from pathlib import Path
 
-from specjax.cli import main
-
 MEASURED = ("--eval-prompts", "2", "--eval-tokens", "8")
 SMALL = ("--batch-size", "2", "--longest", "96", "--log-every", "1", *MEASURED)
 SHORT = (*SMALL, "--num-steps", "6", "--eval-every", "3", "--save-every", "2")
 WORDS = "total value best for in return count max if while".split()
 
 
-def write_chats(file: Path, with_texts: bool = True) -> Path:
+def write_chats(file: Path) -> Path:
     """24 conversations of random words, with one or two answers; every fifth is a plain text."""
     rng = random.Random(0)
     rows = []
     for number in range(24):
         texts = [" ".join(rng.choices(WORDS, k=count)) for count in (3, 8)]
         turns = [{"from": "human", "value": texts[0]}, {"from": "gpt", "value": texts[1]}]
-        is_text = with_texts and number % 5 == 4
-        rows.append({"text": texts[1]} if is_text else {"conversations": turns * (1 + number % 2)})
+        chat = {"conversations": turns * (1 + number % 2)}
+        rows.append({"text": texts[1]} if number % 5 == 4 else chat)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
-
-
-def train(method: str, out: Path, target: Path, data: Path, *arguments: str) -> int:
-    """Runs `specjax train` in this process, and returns the exit code."""
-    sources = () if "--data" in arguments else ("--data", str(data))
-    sources += () if "--target" in arguments else ("--target", str(target))
-    return main(["train", method, "--out", str(out), *sources, *arguments])
 
 
 def contents(folder: Path) -> dict[str, bytes]:

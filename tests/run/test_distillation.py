@@ -96,9 +96,9 @@ def decoded(target, ids) -> str:
     return target.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def ending(target, *tokens: int):
-    """The target with other end tokens; by default every fourth token."""
-    eos = tokens or tuple(range(0, 320, 4))
+def ending(target):
+    """The target with every fourth token as an end token."""
+    eos = tuple(range(0, 320, 4))
     return replace(target, config=replace(target.config, eos_token_id=eos))
 
 
@@ -139,14 +139,6 @@ def test_a_plain_text_keeps_its_opening(target, answer):
     opening = ids[: round(len(ids) / 4)]
     assert continued.text == decoded(target, [*opening, *plain(target, opening)])
     assert text.startswith(decoded(target, opening))
-
-
-def test_an_end_token_ends_the_answer_and_is_not_in_it(target, answer):
-    """The third token of the answer is taken for an end token."""
-    new_tokens = plain(target, chat_ids(target.tokenizer, "best value"))
-    end = new_tokens[2]
-    [answered] = answer([ask("best value")], target=ending(target, end))
-    assert answered.turns[1].text == decoded(target, new_tokens[: new_tokens.index(end)])
 
 
 # ---- The file -----------------------------------------------------------------------------------

@@ -129,14 +129,13 @@ def test_a_stream_has_the_same_text_in_parts(complete):
     assert events[-1].usage == whole.usage
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_nothing_after_a_stop_text_is_shown(complete, is_stream):
+def test_nothing_after_a_stop_text_is_shown(complete):
     whole = complete().choices[0].text
     stop = whole[len(whole) // 2 :][:3]
-    answer = complete(stop=[stop, "never"], stream=is_stream)
-    choices = [event.choices[0] for event in answer] if is_stream else answer.choices
-    assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
-    assert choices[-1].finish_reason == "stop"
+    answer, *events = complete(stop=stop), *complete(stop=[stop, "never"], stream=True)
+    for choices in (answer.choices, [event.choices[0] for event in events]):
+        assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
+        assert choices[-1].finish_reason == "stop"
 
 
 def test_several_prompts_are_answered_in_their_order(complete):
@@ -172,22 +171,24 @@ def test_log_probabilities_belong_to_the_tokens(complete, client):
     assert text.decode(errors="replace") == chat.choices[0].message.content
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_chat_follows_a_json_schema(client, is_stream):
-    answer = client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": [{"type": "text", "text": "Are you sure?"}]}],
-        response_format=FORM,
-        stream=is_stream,
-        temperature=1,
+def test_a_chat_follows_a_json_schema(client):
+    answer, events = (
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": [{"type": "text", "text": "Are you sure?"}]}],
+            response_format=FORM,
+            stream=is_stream,
+            temperature=1,
+            seed=5,
+        )
+        for is_stream in (False, True)
     )
-    if is_stream:
-        deltas = [event.choices[0] for event in answer]
-        assert deltas[0].delta.role == "assistant"
-        text, reason = "".join(d.delta.content for d in deltas), deltas[-1].finish_reason
-    else:
-        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
-    if reason == "length":  # 24 tokens of a small vocabulary may not be enough
+    [choice], deltas = answer.choices, [event.choices[0] for event in events]
+    text = choice.message.content
+    assert deltas[0].delta.role == "assistant"
+    assert "".join(each.delta.content for each in deltas) == text
+    assert deltas[-1].finish_reason == choice.finish_reason
+    if choice.finish_reason == "length":  # 24 tokens of a small vocabulary may not be enough
         assert text.startswith("{")
         return
     jsonschema.validate(json.loads(text), SCHEMA)
