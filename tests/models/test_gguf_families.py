@@ -1,4 +1,4 @@
-"""GGUF files of each architecture give the models of transformers and the tokens of llama.cpp."""
+"""GGUF files of each architecture give the models and tokens of transformers and llama.cpp."""
 
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,24 @@ def test_a_file_of_each_architecture_is_the_model_of_transformers(tmp_path, name
     theirs = checkpoints.forward(model, tokens).logits.numpy()
     target = specjax.load(path, dtype="float32", packed=False)
     np.testing.assert_allclose(logits_of(target, tokens), theirs, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_texts_are_those_of_llama_cpp(tmp_path, name):
+    pytest.importorskip("torch")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    kind, settings = MODELS[name]
+    model = checkpoints.build(kind, **settings)
+    path = write_model(tmp_path / "m.gguf", name, model)
+    peer = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, type_k=0, type_v=0, verbose=False)
+    prompt = np.random.default_rng(0).integers(3, 60, 16).tolist()
+    texts = peer.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    theirs = [token for token, _ in zip(texts, range(8), strict=False)]
+    target, ours = specjax.load(path, dtype="float32", packed=False), list(prompt)
+    for _ in range(8):
+        ours.append(int(logits_of(target, np.asarray([ours]))[0, -1].argmax()))
+    assert ours[len(prompt) :] == theirs
 
 
 @pytest.mark.parametrize("kind", sorted(gguf.GGML_QUANT_SIZES))

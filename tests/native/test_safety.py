@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specjax.models.native import instruction_sets, is_available, packed, packed_product
 
@@ -119,3 +121,24 @@ if os.fork() == 0:
 raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=SOURCES.parent).returncode == 0
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 128),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 50),
+    kind=st.sampled_from(["float32", "bfloat16", "float16"]),
+    seed=st.integers(0, 99),
+)
+def test_products_of_any_shape(rows, inputs, outputs, kind, seed):
+    generator = np.random.default_rng(seed)
+    weight = jnp.asarray(generator.normal(size=(outputs, inputs)), kind)
+    x = jnp.asarray(generator.normal(size=(rows, inputs)), kind)
+    expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    sums = np.asarray(packed_product(x, packed(weight)))
+    np.testing.assert_allclose(sums, expected, rtol=0, atol=2e-4)
+    if rows:
+        alone = packed_product(x[-1:], packed(weight))
+        np.testing.assert_array_equal(sums[-1:], alone)
