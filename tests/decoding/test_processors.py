@@ -22,10 +22,14 @@ from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import chain, from_choices
 from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
+from specjax.models.families import read_config
+from specjax.models.io.huggingface import load_transformer
+from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
-from tests.decoding.test_contract import FORMS, of_method
+from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import Oracle, OracleTree, plain_pass, prompt, slow_except, target
+from tests.models import checkpoints
 
 VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
 STATES = 3
@@ -105,7 +109,7 @@ def generated(name: str, controls: str, temperature: float, drafter=None):
     if name in ORACLES:
         drafter, known = drafter or ORACLES[name], whole_texts(controls, temperature)
     else:
-        drafter, known = of_method(name) if name in METHODS else FORMS[name]
+        drafter, known = of_method(name)
     model, params = target()
     sampling = sampling_of(controls, temperature)
     out = speculative_generate(
@@ -146,7 +150,7 @@ def assert_logprobs(out, texts: jax.Array) -> None:
 # Below the root the truth has the ranks 0, 1, 2 at positions divisible by 4.
 DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
 ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
-METHOD_CASES = [("pld-plus", 0.0), *product((*METHODS, *FORMS), (0.8,))]
+METHOD_CASES = [*product(METHODS, (0.0, 0.8))]
 QUICK = ("eagle2", 0.8), ("lookahead", 0.8), ("pld-plus", 0.0)
 
 
@@ -358,6 +362,40 @@ def test_the_definitions_are_those_of_transformers(name):
     controls = controls_of(sampling, given, text, ends)
     found = controls.apply(jnp.asarray(logits)[:, None], root, 0)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+# ---- Log-probabilities --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_log_probabilities_are_those_of_transformers(tmp_path):
+    pytest.importorskip("torch")
+    theirs = checkpoints.build(vocab_size=VOCAB, max_position_embeddings=128, eos_token_id=None)
+    folder = checkpoints.save(tmp_path, theirs)
+    config = read_config(folder)
+    params, one = load_transformer(folder, config, jnp.float32), prompt(1)
+    start, known = int(one.length[0]), None
+    for name in ("plain", "pld-plus", "recycling", "tree"):
+        drafter, arrays = (ORACLES[name], known) if name in ORACLES else of_method(name)
+        out = speculative_generate(
+            *(Params(params, arrays), one, KEY),
+            target=Transformer(config),
+            drafter=drafter,
+            sampling=Sampling(logprobs=3),
+            max_new_tokens=NEW_TOKENS,
+        )
+        text = jnp.concatenate([one.tokens[:, :start], out.tokens], axis=1)
+        known = text if known is None else known
+        np.testing.assert_array_equal(text, known)
+        assert out.from_draft.any() == (name != "plain")
+        logits = checkpoints.forward(theirs, np.asarray(text)).logits[0, start - 1 : -1]
+        expected = jax.nn.log_softmax(np.asarray(logits))
+        best, raw = jax.lax.top_k(expected, 3), jax.tree.map(lambda leaf: leaf[0], out.logprobs.raw)
+        at_tokens = jnp.take_along_axis(expected, out.tokens[0][:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(raw.token, at_tokens, atol=1e-4)
+        np.testing.assert_allclose(raw.top, best[0], atol=1e-4)
+        np.testing.assert_array_equal(raw.top_tokens, best[1])
+    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
 
 
 # ---- Settings -----------------------------------------------------------------------------------

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.loading.hub_server import Hub, serve
 from tests.loading.test_targets import saved  # noqa: F401
 
 NAME = "someone/tiny-llama"
+CHUNK = 10 * 2**20  # bytes that the client writes at once
 CLIENT = """
 import json, sys
 from specjax.core.errors import SpecjaxError
@@ -70,15 +73,29 @@ def download(running):
     return download
 
 
+def with_large_weights(hub: Hub, name: str) -> bytes:
+    """Adds a repository whose weights take the client more than two chunks."""
+    content = np.random.default_rng(0).bytes(2 * CHUNK + 1000)
+    hub.repositories[name] = {
+        "main": hub.repositories[NAME]["main"] | {"model.safetensors": content}
+    }
+    return content
+
+
+def weights_in(answer: dict) -> bytes:
+    return Path(answer["folder"], "model.safetensors").read_bytes()
+
+
 def test_a_model_is_loaded_through_redirects_and_then_from_the_cache(hub, download, saved):  # noqa: F811
     hub.repositories[NAME]["main"]["README.md"] = b"not needed"
     first = download(NAME, loads=True)
     assert len(first["norm"]) == 32
-    assert any(path.startswith("/cdn/") for path in hub.requests)
-    assert not any("README" in path for path in hub.requests)
+    paths = [path for path, _ in hub.requests]
+    assert any(path.startswith("/cdn/") for path in paths)
+    assert not any("README" in path for path in paths)
     hub.requests.clear()
     assert download(NAME, loads=True) == first
-    assert not any("resolve" in path for path in hub.requests), "it is cached"
+    assert not any("resolve" in path for path, _ in hub.requests), "it is cached"
 
 
 def test_revisions_differ(hub, download):
@@ -100,8 +117,28 @@ def test_what_is_missing_or_gated_is_named(hub, download):
     assert "is gated; request access at" in download("someone/gated")["error"]
 
 
-def test_a_busy_hub_is_named(hub, download):
-    hub.repositories[name := "someone/busy"] = hub.repositories[NAME]
-    hub.is_busy = True
+@pytest.mark.parametrize(("status", "reason"), [(429, "429 Too Many"), (503, "503 Service")])
+def test_a_busy_hub_is_named_and_downloads_are_tried_again(hub, download, status, reason):
+    with_large_weights(hub, name := f"someone/busy-{status}")
+    hub.rejections = Counter({(status, "/api/"): 1})
     error = download(name)["error"]
-    assert error.startswith(f"{name} could not be downloaded (") and "503 Service" in error
+    assert error.startswith(f"{name} could not be downloaded (") and reason in error
+    hub.rejections = Counter({(429, "/cdn/"): 1})
+    assert "folder" in download(name)
+    assert hub.rejections.total() == 0
+
+
+def test_a_cut_connection_is_resumed_where_it_broke_off(hub, download):
+    content = with_large_weights(hub, "someone/cut")
+    hub.cuts = [CHUNK + 1000, 500]
+    assert weights_in(download("someone/cut")) == content
+    ranges = [span for path, span in hub.requests if path.startswith("/cdn/") and span]
+    assert f"bytes={CHUNK}-" in ranges
+
+
+def test_a_connection_that_is_always_cut_ends_in_one_line_and_starts_anew(hub, download):
+    content = with_large_weights(hub, "someone/broken")
+    hub.cuts = [1000] * 20
+    assert "could not be downloaded" in download("someone/broken")["error"]
+    hub.cuts = []
+    assert weights_in(download("someone/broken")) == content

@@ -335,6 +335,13 @@ CASES = {
         num_tokens=2,
     ),
 }
+WITH_FEATURES = Case(
+    ParallelMedusaTraining(head_decay=0.6),
+    *heads.parallel_head(True, VOCAB, layers=1),
+    by_groups,
+    _decayed({"token_loss": 1.0}, 0.6, range(heads.MASKS + 1)),
+    num_tokens=2,
+)
 
 
 def assert_same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:

@@ -18,6 +18,7 @@ from tests.training.cases import (
     KEY,
     TARGET,
     VOCAB,
+    WITH_FEATURES,
     assert_same,
     batch_of,
     definition,
@@ -32,7 +33,11 @@ def test_every_training_of_the_registry_has_a_case():
     assert {type(case.training) for case in CASES.values()} == trainings
 
 
-@every_method
+@pytest.mark.parametrize(
+    "case",
+    [*CASES.values(), pytest.param(WITH_FEATURES, marks=pytest.mark.slow)],
+    ids=[*CASES, "parallel-medusa with features"],
+)
 def test_loss_and_gradient_are_those_of_the_definition(case):
     """With packed and padded rows and noise; the definition takes one text at a time."""
     expected, expected_gradient, of_steps = definition(case)
