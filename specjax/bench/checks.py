@@ -35,7 +35,7 @@ def problems(rows: Sequence[Measurement]) -> list[str]:
     lines = []
     if rows and (num_missing := rows[0].num_missing):
         lines.append(
-            f"INCOMPLETE: {num_missing} trials, of all methods on one batch, are not measured yet; "
+            f"INCOMPLETE: {num_missing} trials (one batch run by every method) are missing; "
             "run the same command to resume"
         )
     last = last_task_rows(rows)

@@ -98,7 +98,7 @@ def make_folder(folder: Path) -> Path:
         path for path in folder.iterdir() if not any(map(path.match, (".*", *WRITTEN_BY_OTHERS)))
     ]
     if others and not (folder / RUN).is_file():
-        raise SpecjaxError(f"--out {folder} holds something else; name a new folder")
+        raise SpecjaxError(f"--out {folder} is not empty and holds no benchmark; name a new folder")
     return folder
 
 

@@ -77,7 +77,7 @@ class Measurement:
     dtype: str
     task: str
     num_prompts: int
-    num_new_tokens: int  # of the first run of each prompt, as all that is counted
+    num_new_tokens: int  # of the first run of each prompt, like all counts
     rounds: int  # of all prompts
     passes: int  # of the target: a batch takes as many as its longest sequence
     # New tokens per round, bonus included, over all prompts. Unlike in `published.tau`, tokens that

@@ -20,7 +20,7 @@ def print_rows(title: str, rows: Mapping[str, str]) -> None:
 
 
 def short(value: Any) -> str:
-    """Returns a setting as text, of a long tuple the first items."""
+    """Formats a setting; a long tuple is abbreviated."""
     if isinstance(value, tuple) and len(value) > MAX_ITEMS:
         shown = ", ".join(map(str, value[:MAX_ITEMS]))
         return f"({shown}, ... {len(value)} in total)"

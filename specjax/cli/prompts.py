@@ -88,7 +88,9 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
     from specjax.data.records import read_records
 
     sources = []
-    for place, value, _ in read_records("/dev/stdin" if file == STDIN else file):
+    for place, value, problem in read_records("/dev/stdin" if file == STDIN else file):
+        if problem:
+            raise SpecjaxError(f"{place} {problem}")
         record = value if isinstance(value, dict) else {"prompt": value}
         prompt = record.get("prompt") or record.get("messages")
         if (

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-# XLA's defaults and WHILE: the GPU itself then decides how a loop goes on (CUDA 12.3 or later), and
-# the host launches a whole generation once.
+# XLA's defaults and WHILE: the GPU itself then evaluates a loop's condition (CUDA 12.3 or later),
+# and the host launches a whole generation once.
 COMPILER_OPTIONS = {
     "xla_gpu_enable_command_buffer": (
         "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"

@@ -47,7 +47,7 @@ def throttled() -> Callable[[str], None]:
 
 
 def check_characters(name: str, text: str) -> None:
-    """Raises SpecjaxError for halves of characters, which tokenizers and files cannot hold."""
+    """Raises SpecjaxError for unpaired surrogates, which tokenizers and files cannot hold."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise SpecjaxError(f"{name} has an unpaired surrogate; pass whole characters")
 

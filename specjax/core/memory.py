@@ -80,7 +80,7 @@ def check_program(what: str, lowered: Lowered, held: Any, advice: str = ADVICE) 
 
 @contextmanager
 def explain_out_of_memory(what: str = "this", advice: str = ADVICE) -> Iterator[None]:
-    """Turns XLA's errors of exhausted memory into one line."""
+    """Turns XLA's out-of-memory errors into SpecjaxError, in one line."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -53,7 +53,7 @@ class Bounds:
         return " and ".join(f"{word} {x}" for word, x in limits.items() if x is not None)
 
     def allow(self, value: Any) -> bool:
-        """Whether a value is within the bounds; NaN and infinity never are."""
+        """Whether a value is within the bounds; within any bounds, NaN and infinity never are."""
         if isinstance(value, tuple):
             return all(map(self.allow, value))
         if self.choices:

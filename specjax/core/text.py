@@ -97,7 +97,7 @@ class EndingText:
         self._growing, self._stops = GrowingText(tokenizer), stops
         self.text = ""
         self.num_tokens = 0  # up to the one that completes a stop text
-        self.records: list[dict[str, Any]] = []  # of the tokens, for those who keep any
+        self.records: list[dict[str, Any]] = []  # of log-probabilities, if requested
         self.is_stopped = False
 
     def add(self, token: int) -> None:

@@ -93,7 +93,7 @@ def read_conversations(
         role = ASSISTANT if needs_answers else USER
         has_text = any(turn.text.strip() for turn in conversation.turns if turn.role == role)
         if not (conversation.text or has_text):
-            raise SpecjaxError(f"is without {role} turns")
+            raise SpecjaxError(f"has no {role} turns")
         return conversation
 
     expected = 'conversation; write one JSON object per line, such as {"prompt": "...", ...}'
@@ -183,5 +183,5 @@ def _of_turns(turns: Sequence[Turn]) -> Conversation:
     if any(turn.role == SYSTEM for turn in rest):
         raise SpecjaxError("has a system turn that is not the first")
     if not rest:
-        raise SpecjaxError("is without user turns")
+        raise SpecjaxError("has no user turns")
     return Conversation((*system, *rest))

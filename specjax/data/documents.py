@@ -75,6 +75,6 @@ def _text_of(record: Any) -> str:
     if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
         texts = [turn.get("content", turn.get("value")) for turn in turns]
     if not texts or not all(isinstance(text, str) for text in texts):
-        keys = " or ".join(map(repr, (*TEXT_KEYS, TURN_KEYS[0])))
+        keys = " or ".join(map(repr, (*TEXT_KEYS, *TURN_KEYS)))
         raise SpecjaxError(f"has no text under {keys}")
     return "\n\n".join(texts)

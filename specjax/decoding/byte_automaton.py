@@ -1,4 +1,4 @@
-"""Builds the automaton of a regular expression over bytes, in a process that it may not outgrow.
+"""Builds the automaton of a regular expression over bytes, in a process with limits.
 
 A short expression can have an automaton of any size, such as `(.{1,200}){1,200}`, and the library
 that builds it has no limits. Run as a script, this file reads an expression and writes a table.

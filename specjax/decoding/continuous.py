@@ -15,7 +15,7 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.request import as_tuple, check_length
+from specjax.decoding.request import check_length, end_tokens
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState, Prefix
 from specjax.models.prefill import PREFILL_CHUNK
@@ -104,7 +104,7 @@ def generate_many(
         eos: token or tokens that end a continuation.
         batch_size: sequences to decode together.
     """
-    engine = Engine(target, Autoregressive(), sampling, max_new_tokens, as_tuple(eos, target))
+    engine = Engine(target, Autoregressive(), sampling, max_new_tokens, end_tokens(eos, target))
     while queue:
         width = min(map(_width, queue))
         running: dict[int, QueuedPrompt] = {}  # by place in the batch

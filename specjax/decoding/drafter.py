@@ -38,7 +38,7 @@ class Start(NamedTuple):
     params: Params
     prompt: Prompt
     prefill: ModelOutput  # tapped hidden states of `prompt[:-1]`; no logits, no attention
-    num_slots: int  # limits the positions of the text and of one pass together
+    num_slots: int  # of the cache, per sequence: for the text and one pass
     max_depth: int  # drafted tokens of the longest path
     is_part: bool = False  # of a hybrid, so a path may be another drafter's
 

@@ -24,7 +24,7 @@ from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.processors import Controls, Processor
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple, check_key, check_memory, check_request
+from specjax.decoding.request import check_key, check_memory, check_request, end_tokens
 from specjax.decoding.sampling import Draw, Sampling, SamplingValues, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
@@ -62,7 +62,7 @@ class Engine:
         check_type("drafter", self.drafter, Drafter, "the drafter from specjax.load_drafter")
         check_type("sampling", self.sampling, Sampling, "specjax.Sampling(temperature=...)")
         check_whole("max_new_tokens", self.max_new_tokens, 1)
-        object.__setattr__(self, "eos", as_tuple(self.eos, self.target))
+        object.__setattr__(self, "eos", end_tokens(self.eos, self.target))
 
     def generate(
         self,
@@ -203,7 +203,7 @@ class Engine:
         """Returns the new tokens so far; compiled."""
         return everywhere(state.generation(self.max_new_tokens), self.mesh)
 
-    # ---- Ahead of timing ------------------------------------------------------------------------
+    # ---- Compilation and warm-up ----------------------------------------------------------------
 
     def lower(
         self, params: Params, prompt: Prompt, key: Key[Array, "..."]

@@ -9,7 +9,7 @@ from specjax.core.errors import check_whole
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple, check_key
+from specjax.decoding.request import check_key, end_tokens
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
@@ -51,7 +51,7 @@ def speculative_generate(
     Raises:
         SpecjaxError: if the request is invalid. Under an outer `jit` only shapes are checked.
     """
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
+    engine = Engine(target, drafter, sampling, max_new_tokens, end_tokens(eos, target))
     return engine.generate(params, prompt, key, max_rounds)
 
 
@@ -73,7 +73,7 @@ def stream(
         SpecjaxError: at once if the request is invalid; later if logits are NaN or infinite.
     """
     check_whole("rounds_per_call", rounds_per_call, 1)
-    engine = Engine(target, drafter, sampling, max_new_tokens, as_tuple(eos, target))
+    engine = Engine(target, drafter, sampling, max_new_tokens, end_tokens(eos, target))
     engine.check(params, prompt)
     check_key(key, prompt.tokens.shape[0])
     state = engine.prefill(params, prompt, key)

@@ -14,7 +14,7 @@ from specjax.core.settings import SettingError
 from specjax.decoding.processors import LogitBias
 from specjax.decoding.sampling import Sampling, SamplingValues
 
-# Whatever the values, the program has these numbers for controls that any sequence switches on.
+# Numbers that switch a control on in the program; the sequences' own are in SamplingValues.
 ON = {
     "temperature": 1.0,
     "top_p": 0.5,

@@ -2,8 +2,8 @@
 
 All verification rules and plain decoding apply the same functions, so that the target's token
 after a node depends on the text that leads to it, never on the rest of the draft. A processor's
-state belongs to the committed text and grows by the tokens that a round commits; what the nodes
-above a node change is derived in every pass from the draft tree.
+state belongs to the committed text and grows by the tokens that a round commits; the effect of
+drafted tokens is computed from the tree in every pass.
 """
 
 from abc import ABC, abstractmethod
@@ -232,7 +232,7 @@ class Penalties(Processor):
 
 @dataclass(frozen=True)
 class BadWords(Processor):
-    """Bans the last token of each sequence of tokens after the others; an end token stays."""
+    """Bans the last token of a word where the text ends with the others; a lone EOS is ignored."""
 
     words: tuple[tuple[int, ...], ...]
 

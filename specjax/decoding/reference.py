@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.compilation import jit_loops
 from specjax.decoding.processors import Nodes
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import as_tuple, check_request
+from specjax.decoding.request import check_request, end_tokens
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import chain
 from specjax.models.target import Target, causal_rows
@@ -31,16 +31,16 @@ def reference_generate(
 ) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
     """Generates the tokens that every method must produce; returns tokens and lengths.
 
-    It runs the whole text through the target for every token, and applies every setting to it by
-    its definition. `params` are the target's, `processor_params` those of `sampling.processors`;
-    tokens beyond the length are 0.
+    It runs the whole text through the target for every token, and applies the processors to it by
+    their definition; filters and noise are those of the methods. `params` are the target's,
+    `processor_params` those of `sampling.processors`; tokens beyond the length are 0.
 
     Raises:
         SpecjaxError: if the request is invalid.
     """
     check_request(params, prompt, target, max_new_tokens)
     arrays = processor_params or (None,) * len(sampling.processors)
-    settings = target, sampling, max_new_tokens, as_tuple(eos, target)
+    settings = target, sampling, max_new_tokens, end_tokens(eos, target)
     return _generate(params, prompt, key, arrays, *settings)
 
 

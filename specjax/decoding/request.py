@@ -74,7 +74,7 @@ def check_memory(
 
 
 def check_key(key: Any, batch: int) -> None:
-    """Raises SpecjaxError for what is neither one key from `jax.random.key` nor one a sequence."""
+    """Raises SpecjaxError unless key is one `jax.random.key`, or one per sequence."""
     dtype = getattr(key, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not is_key or key.shape not in ((), (batch,)):
@@ -84,7 +84,7 @@ def check_key(key: Any, batch: int) -> None:
         )
 
 
-def as_tuple(eos: Any, target: Target) -> tuple[int, ...]:
+def end_tokens(eos: Any, target: Target) -> tuple[int, ...]:
     """Returns the distinct end tokens, sorted."""
     check_type("target", target, Target, "target.model, from specjax.load")
     tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)

@@ -143,10 +143,10 @@ class Sampling:
     ) -> Float[Array, "... V"]:
         """Returns float32 log-probabilities after temperature and filters; -inf where cut.
 
-        Top-p keeps the smallest set of most likely tokens that reaches `top_p`, and any that tie
-        with its last one. Min-p keeps tokens at least `min_p` times as likely as the most likely
-        one. Greedy decoding skips the filters. `values` replace the numbers of filters that are
-        on; a sequence may leave any of them off.
+        Top-k keeps the k most likely tokens, top-p the smallest set of most likely tokens that
+        reaches `top_p`, and both any that tie with the last one. Min-p keeps tokens at least
+        `min_p` times as likely as the most likely one. Greedy decoding skips the filters. `values`
+        replace the numbers of filters that are on; a sequence may leave any of them off.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:

@@ -36,7 +36,7 @@ def verify(
     """Verifies a draft tree: accepts a path and adds the bonus token.
 
     `logits[b, n]` are the target's for the token after node n; `root_slot` is the root's position.
-    If the processed logits after the path are not finite, the bonus is NO_BONUS.
+    If the largest processed logit after the path is NaN or infinite, the bonus is NO_BONUS.
     """
     raw, logits = logits, draw.processed(logits, tree, max_depth)
     if draw.sampling.needs_draft_probs:
@@ -160,7 +160,7 @@ def _rejection(
     target = jnp.exp(draw.filtered(logits))
     uniform = draw.uniform(root_slot[:, None], tree.num_nodes, ACCEPT)[:, 0]
     axes = (0, 0, 0, None if tree.draft_probs is None else 0, 0, 0, None)
-    last, rest = jax.vmap(reject, axes)(
+    last, bonus_probs = jax.vmap(reject, axes)(
         tree.tokens,
         tree.parents,
         tree.valid,
@@ -169,8 +169,8 @@ def _rejection(
         uniform,
         jnp.max(tree.num_valid()),
     )
-    noise = draw.noise(root_slot[:, None], rest.shape[-1], BONUS)[:, 0]
-    bonus = best_token(jnp.log(rest) + noise)
+    noise = draw.noise(root_slot[:, None], bonus_probs.shape[-1], BONUS)[:, 0]
+    bonus = best_token(jnp.log(bonus_probs) + noise)
     return _path_to(last, bonus, tree, ancestors(tree, max_depth), max_depth)
 
 
@@ -210,8 +210,8 @@ def reject(
 
     first_q = jnp.zeros_like(target[0]) if draft_probs is None else draft_probs[0]
     start = (jnp.zeros((), jnp.int32), target[0], first_q)
-    last, rest, _ = lax.fori_loop(1, num_tried, try_node, start)
-    return last, rest
+    last, bonus_probs, _ = lax.fori_loop(1, num_tried, try_node, start)
+    return last, bonus_probs
 
 
 def _normalise(weights: Float[Array, " V"], otherwise: Float[Array, " V"]) -> Float[Array, " V"]:

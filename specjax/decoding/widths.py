@@ -23,8 +23,8 @@ from specjax.models.cache import KVCache
 from specjax.models.native import has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
-# For drafts of varying length: those up to half the nodes. XLA's products in 16 bits cost for 8
-# tokens little more than for one, so they have only the widest of the first two.
+# Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
+# costs little more than one over a single token, so only the widest of the first two is compiled.
 DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`

@@ -118,7 +118,7 @@ class AutoChoice:
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None  # a folder or hub id; None: the method's default
     break_even: float = 0.0
-    widths: tuple[int, ...] = ()  # rows of the passes that were timed; (): none were
+    widths: tuple[int, ...] = ()  # of the passes that were timed; empty if none were
     why: str = "as tuned on this machine"
 
     def __str__(self) -> str:

@@ -153,7 +153,7 @@ def count_cut(prompts: Iterable[TaskPrompt], config: TransformerConfig, max_new_
 
 
 def check_prompts(kind: str, rows: Sequence[Sequence[int]], config: TransformerConfig) -> None:
-    """Raises SpecjaxError, with kind and number (from 0), for a prompt that is not a text."""
+    """Raises SpecjaxError, with kind and number (from 0), for an invalid prompt."""
     try:
         prompt = from_ids(rows)
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), config)

@@ -59,7 +59,7 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
             read = read_request, body, is_chat, worker.target, chats.ids
-            # Long texts hold up no one, and templates only chats: one takes a thread at a time.
+            # Off the event loop, since texts may be long; chat templates run one at a time.
             async with chat_turn if is_chat else nullcontext():
                 wanted = await asyncio.to_thread(*read)
             jobs = worker.submit(wanted)

@@ -1,4 +1,4 @@
-"""Formats chats in another process: the limits of a model's template then bind nothing else."""
+"""Formats chats in another process, so that a template's limits do not affect the server."""
 
 import signal
 import threading

@@ -47,7 +47,7 @@ class Job:
     ids: tuple[int, ...]
     max_tokens: int
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    # Of the text so far, again and again, or of the exception that ended the job.
+    # Snapshots of the growing text, or the exception that ended the job.
     parts: asyncio.Queue = field(default_factory=asyncio.Queue)
     is_cancelled: bool = False
     ending: EndingText | None = None  # once it has begun

@@ -1,6 +1,6 @@
 """Training of drafters: one loop for all, one objective per kind.
 
-Names are imported when they are first used: loading a drafter does not import what trains one.
+Names are imported when they are first used.
 """
 
 from importlib import import_module

@@ -323,7 +323,7 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
         run_bench(lambda: replace(target, tokenizer=tokenizer), options)
     shown = [row.task for row in read_results(out).rows]
     assert shown == ["copies", "copies", "chat", "chat", ALL, ALL]
-    assert "INCOMPLETE: 4 trials, of all methods on one batch," in capsys.readouterr().out
+    assert "INCOMPLETE: 4 trials (one batch run by every method)" in capsys.readouterr().out
     samples = out / "samples.jsonl"
     before = samples.read_text()
     samples.write_text(before + '{"temperature": 0.0, "batch_s')  # as a killed process leaves it
@@ -444,7 +444,7 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),
         ({"out": "file/x"}, "cannot write"),
-        ({"out": ""}, "holds something else"),
+        ({"out": ""}, "holds no benchmark"),
     ],
 )
 def test_options_that_cannot_be_served_need_no_target(tmp_path, changes, message):

@@ -159,10 +159,10 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     assert [each["prompt"] for each in records] == ["return best", rows[1], [message]]
     expected = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
     assert [each["tokens"] for each in records] == [each["tokens"] for each in expected]
-    for record in ('{"question": 1}', '{"messages": []}', '{"prompt": ""}', "[]", "5"):
+    for record in ('{"question": 1}', '{"messages": []}', '{"prompt": ""}', "[]", "5", "{"):
         file.write_text(f'{{"prompt": "return best"}}\n{record}')
         assert main(command) == 2
-        assert f"{file}:2 is not a prompt" in error_line()
+        assert f"{file}:2 is not" in error_line()
     file.write_text(json.dumps("best " * 400))
     assert main(command) == 2
     assert f"{file}:1: " in error_line()

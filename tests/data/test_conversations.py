@@ -42,8 +42,8 @@ BROKEN = [
         '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
         "has a system turn that is not the first",
     ),
-    ('{"messages": [{"role": "assistant", "content": "x"}]}', "is without user turns"),
-    ('{"prompt": "Hi", "response": " "}', "is without assistant turns"),
+    ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no user turns"),
+    ('{"prompt": "Hi", "response": " "}', "has no assistant turns"),
     ('{"prompt": ["Hi"], "response": "Hello"}', "has list instead of text in prompt"),
     (b'{"text": "\xff"}', "is not JSON"),
 ]
@@ -118,7 +118,7 @@ def test_only_the_first_broken_lines_are_named_one_by_one(read):
     [
         ("", "it is empty"),
         ("hello\nworld", "data.jsonl:1 is not JSON"),
-        ('{"prompt": "Hi"}\n{"prompt": "Ho"}', "data.jsonl:1 is without assistant turns"),
+        ('{"prompt": "Hi"}\n{"prompt": "Ho"}', "data.jsonl:1 has no assistant turns"),
     ],
 )
 def test_a_source_without_conversations_is_rejected(read, tmp_path, content, reason):
@@ -136,7 +136,7 @@ def test_for_self_distillation_questions_are_enough(read):
     conversations, warnings = read("\n".join(map(json.dumps, lines)), needs_answers=False)
     assert [each.questions for each in conversations] == [("Hi",), ("One", "Two"), ()]
     assert conversations[2].text == "plain"
-    assert warnings[0].startswith("data.jsonl:4 is without user turns")
+    assert warnings[0].startswith("data.jsonl:4 has no user turns")
 
 
 def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path, warnings):

@@ -261,7 +261,10 @@ def test_a_chat_is_a_document(tmp_path, turns, text):
     "line, message",
     [
         ('{"text": "\udcff"}', "is not JSON"),
-        ('{"title": "a"}', "has no text under 'text' or 'content' or 'messages'"),
+        (
+            '{"title": "a"}',
+            "has no text under 'text' or 'content' or 'messages' or 'conversations'",
+        ),
         ('{"text": 7}', "has no text"),
         ('["text"]', "has no text"),
         ("[" * 10**6, "is not JSON"),

@@ -15,7 +15,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt, encode, from_ids
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.request import as_tuple
+from specjax.decoding.request import end_tokens
 from specjax.loading.methods import METHODS
 from tests.decoding.tiny import prompt, target
 
@@ -191,9 +191,9 @@ def test_traced_prompts_are_checked_for_their_shapes_alone():
 )
 def test_eos_outside_the_vocabulary_is_rejected(eos, message):
     with pytest.raises(SpecjaxError, match=message):
-        as_tuple(eos, target()[0])
+        end_tokens(eos, target()[0])
     for tokens in (3, [3, 3], (3,), np.array([3])):
-        assert as_tuple(tokens, target()[0]) == (3,)
+        assert end_tokens(tokens, target()[0]) == (3,)
 
 
 def test_a_tree_larger_than_num_nodes_is_rejected():

@@ -3,8 +3,9 @@
 The break-even is the number of accepted tokens per round that makes up for its cost beyond a step
 of plain decoding; `specjax tune machine` measures it. The gate keeps an exponential mean of
 accepted tokens, and a budget: the steps gained on plain decoding so far, plus a small credit. It is
-open while the mean exceeds the break-even and the budget is not negative, so a text never falls
-behind plain decoding by more than the credit, the allowance and one draft.
+open while the mean exceeds the break-even (for a drafter without params) and the budget is not
+negative, so a text never falls behind plain decoding by more than the credit, the allowance and one
+draft.
 
 A drafter without params that drafts chains, such as prompt lookup, costs almost nothing. A draft
 that is withheld becomes a *shadow*: it is compared with the tokens of plain decoding and counts as

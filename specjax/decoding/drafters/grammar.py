@@ -1,4 +1,4 @@
-"""Grammar: drafts what the grammar of the text hardly leaves a choice about."""
+"""Grammar: drafts the tokens that the grammar of the text nearly forces."""
 
 from dataclasses import dataclass
 

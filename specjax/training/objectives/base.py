@@ -255,5 +255,5 @@ def hidden_states(
 
 
 def later(values: Array, ahead: int = 1) -> Array:
-    """Moves values `ahead` slots to the front; the last slots wrap around, uncounted."""
+    """Shifts values left by `ahead` slots; the last ones wrap around and are not counted."""
     return jnp.roll(values, -ahead, axis=1)
