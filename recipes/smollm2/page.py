@@ -157,9 +157,9 @@ def _gain(figures: Figures, best: str) -> str:
     first = figures.ranked(top)[0]
     which = "It" if first == best else f"`{first}`"
     return (
-        f"`{best}` is the fastest method over all questions: by the median {figures.row(best)['speed']:.2f}x "
-        f"plain decoding (quartiles {low:.2f} to {high:.2f}). {which} reaches "
-        f"{figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
+        f"`{best}` is the fastest method over all questions: by the median "
+        f"{figures.row(best)['speed']:.2f}x plain decoding (quartiles {low:.2f} to {high:.2f}). "
+        f"{which} reaches {figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
     )
 
 

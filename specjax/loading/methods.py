@@ -249,7 +249,7 @@ _ROWS = {
     ),
     "auto": Method(
         Auto,
-        "with the method that `specjax tune machine` chose, while it pays; untuned, with `pld`",
+        "with the method that `specjax tune machine` chose (`pld` if untuned), while drafting pays",
         "what that method needs",
         "a gate in front of another method",
         load=load_auto,
