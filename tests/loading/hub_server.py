@@ -1,6 +1,7 @@
 """A server on this machine that answers as the hub does, and fails where a test wants it to."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +17,10 @@ class Hub:
 
     repositories: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
-    is_busy: bool = False  # rejects all requests
-    requests: list[str] = field(default_factory=list)  # paths
+    # By status and beginning of the path: requests yet to reject.
+    rejections: Counter[tuple[int, str]] = field(default_factory=Counter)
+    cuts: list[int] = field(default_factory=list)  # bytes after which a large answer breaks off
+    requests: list[tuple[str, str]] = field(default_factory=list)  # paths, and ranges of bytes
 
     def commit(self, name: str, revision: str) -> str | None:
         """Returns the hash of a revision, which may be one already."""
@@ -56,12 +59,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path, hub = unquote(urlsplit(self.path).path), self.server.hub
-        hub.requests.append(path)
-        if hub.is_busy:
-            return self.answer(503, b"busy")
+        hub.requests.append((path, self.headers.get("Range", "")))
+        for (status, start), count in hub.rejections.items():
+            if count and path.startswith(start):
+                hub.rejections[status, start] -= 1
+                return self.answer(status, b"busy")
         if path.startswith("/cdn/"):
-            digest = path.removeprefix("/cdn/")
-            return self.answer(200, hub.blob(digest), {"ETag": f'"{digest}"'})
+            return self.send_blob(hub.blob(path.removeprefix("/cdn/")))
         parts = path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts
         name, kind, revision = "/".join(parts[:2]), *[*parts[2:4], "revision", "main"][:2]
@@ -99,16 +103,25 @@ class Handler(BaseHTTPRequestHandler):
         address = f"http://localhost:{self.server.server_address[1]}/cdn/{digest}"
         self.answer(302, b"", headers | {"Location": address})
 
+    def send_blob(self, content: bytes):
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        headers = {"ETag": f'"{sha256(content).hexdigest()}"'}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        cut = self.server.hub.cuts.pop(0) if self.server.hub.cuts else None
+        self.answer(206 if start else 200, content[start:], headers, cut)
+
     def send_json(self, value):
         self.answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def answer(self, status: int, content: bytes, headers=()):
+    def answer(self, status: int, content: bytes, headers=(), cut: int | None = None):
         self.send_response(status)
         for name, value in {**dict(headers), "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.wfile.write(content[:cut])
+        self.close_connection = cut is not None
 
 
 def serve(hub: Hub) -> ThreadingHTTPServer:
