@@ -62,8 +62,8 @@ class Bounds:
             return True
         limits = (self.at_least, ge), (self.above, gt), (self.at_most, le), (self.below, lt)
         is_finite = isinstance(value, Integral) or math.isfinite(value)
-        within = all(x is None or holds(value, x) for x, holds in limits)
-        return is_finite and not self.is_huge(value) and within
+        is_within = all(x is None or holds(value, x) for x, holds in limits)
+        return is_finite and not self.is_huge(value) and is_within
 
     def is_huge(self, value: Any) -> bool:
         """Whether a whole number exceeds 32 bits, where the bounds have no upper limit."""

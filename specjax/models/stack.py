@@ -56,9 +56,8 @@ def run_layers(
     start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
     positions = write_slots(cache.positions, rows.positions, start, axis=1)
     cache = replace(cache, positions=positions)
-    rotations: dict[Any, Any] = {None: None}
-    for rope in _ropes(layers):
-        rotations[rope] = rotation_of(rows.positions, config, cache.prompt_length, rope)
+    rotate = partial(rotation_of, rows.positions, config, cache.prompt_length)
+    rotations: dict[Any, Any] = {None: None} | {rope: rotate(rope) for rope in _ropes(layers)}
     run = partial(_run_by_layer, in_any_order=in_any_order)
     if _is_native(layers, x):
         run = _run_natively
@@ -156,24 +155,24 @@ def _run_natively(
     if not layers[0].is_plainly_normed():
         normed, x = layers[0].normed(x), layers[0].residual(x)
         variables[0].pop("input_layernorm", None)
-    given = [x, normed, rows.positions, cache.positions, cache.length, rows.visible]
-    given += [angle for rope in ropes for angle in rotations[rope]]
-    given += [] if norm is None else _vectors(norm.variables["params"])[1]
+    inputs = [x, normed, rows.positions, cache.positions, cache.length, rows.visible]
+    inputs += [angle for rope in ropes for angle in rotations[rope]]
+    inputs += [] if norm is None else _vectors(norm.variables["params"])[1]
     fields, in_place = [], {}
     for number, params in enumerate(variables):
         present, arrays = _layer_operands(params)
         fields.append(present)
-        given += arrays
+        inputs += arrays
         for cached in (cache.keys[number], cache.values[number]):
-            in_place[len(given)] = 3 + len(in_place)
-            given.append(cached)
+            in_place[len(inputs)] = 3 + len(in_place)
+            inputs.append(cached)
     batch, queries, width = x.shape
     like = jax.ShapeDtypeStruct
     results = [
         like(x.shape, x.dtype),
         like((len(inner), batch, queries, width), x.dtype),
         like((len(heads), batch, queries, cache.num_slots), jnp.float32),
-        *(like(given[at].shape, given[at].dtype) for at in in_place),
+        *(like(inputs[at].shape, inputs[at].dtype) for at in in_place),
     ]
     rotated = rotations[ropes[0]][0].shape[-1] if ropes else 0
     sizes = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
@@ -195,7 +194,7 @@ def _run_natively(
         tapped_layers=as_integers([layer - 1 for layer in inner]),
         tapped_heads=as_integers(heads).reshape(-1),
     )
-    output, tapped, attention, *caches = without_gradients(call)(*given)
+    output, tapped, attention, *caches = without_gradients(call)(*inputs)
     hidden |= dict(zip(inner, tapped, strict=True)) | {count: output}
     return hidden, dict(zip(heads, attention, strict=True)), caches[::2], caches[1::2]
 

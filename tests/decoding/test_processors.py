@@ -174,6 +174,23 @@ def test_every_control_is_exact_deep_in_a_draft(name, controls):
 
 
 @pytest.mark.slow
+def test_every_control_is_exact_for_one_sequence():
+    """The first of a batch, whose key is folded."""
+    model, params = target()
+    known = Params(params, whole_texts("all", 0.8)[:1], arrays_of(sampling_of("all", 0.8)))
+    out = speculative_generate(
+        *(known, prompt(1), jax.random.fold_in(KEY, 0)),
+        target=model,
+        drafter=ORACLES["chain"],
+        sampling=sampling_of("all", 0.8),
+        max_new_tokens=NEW_TOKENS,
+        eos=EOS,
+    )
+    np.testing.assert_array_equal(out.tokens[0], truth("all", 0.8)[0][0])
+    assert out.from_draft.any()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("controls", CONTROLS)
 def test_every_control_changes_the_text(controls):
     assert (truth("none", 0.8)[0] != truth(controls, 0.8)[0]).any()

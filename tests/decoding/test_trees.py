@@ -1,6 +1,7 @@
 """Trees from one distribution per depth: against trees written down node by node."""
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import product
 
 import jax
@@ -38,14 +39,13 @@ class Given(DepthTreeDrafter):
 
 def tree_of(drafter: Given, sampling: Sampling):
     draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
-    tree = jax.device_get(jax.jit(drafter.tree_of)(LOGITS, CONTEXT, draw))
+    tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
     assert_well_formed(tree)
     return tree, draw
 
 
-@pytest.mark.parametrize(
-    "sampling, share", [(Sampling(), 0.8), (SAMPLED, 0.0), (SAMPLED, 0.8), (SAMPLED, 1.0)]
-)
+@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
     tree, draw = tree_of(Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=share), sampling)
     for row in range(BATCH):
@@ -64,11 +64,48 @@ def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
             for path in product(*(np.argsort(-law)[:3].tolist() for law in laws[:count]))
         }
         best = sorted(likely, key=lambda path: -likely[path])[:11]
-        paths = found_paths(tree, row)
-        assert set(paths) == set(best)
-        scores = [np.log(likely[path]) for path in paths]
-        atol = 0 if sampling.is_greedy else 1e-5  # a sure token's score is rounded from near 0
-        np.testing.assert_allclose(tree.scores[row, 1:], scores, rtol=1e-5, atol=atol)
+        assert set(found_paths(tree, row)) == set(best)
+
+
+def best_first(laws: np.ndarray, count: int) -> list[tuple[float, tuple[int, ...]]]:
+    """The most likely paths, popped from a heap that holds their next siblings and children."""
+    order = np.argsort(-laws, axis=-1, kind="stable")
+    ranked = np.log(np.take_along_axis(laws, order, axis=-1))
+    heap = [(-ranked[0, 0], (0,))]
+    popped = []
+    while len(popped) < count:
+        score, path = heappop(heap)
+        popped.append((-score, tuple(int(order[d, rank]) for d, rank in enumerate(path))))
+        last, depth = path[-1], len(path)
+        if last + 1 < laws.shape[1]:
+            sibling = score + ranked[depth - 1, last] - ranked[depth - 1, last + 1]
+            heappush(heap, (sibling, (*path[:-1], last + 1)))
+        if depth < len(laws):
+            heappush(heap, (score - ranked[depth, 0], (*path, 0)))
+    return popped
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_a_dynamic_tree_of_all_tokens_is_that_of_a_heap(has_ties):
+    """Paths that tie for the last places may differ, but never without their parents."""
+    drafter = Given(tree="dynamic", top_k=VOCABULARY, num_tokens=17)
+    draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, Sampling())
+    make = jax.jit(lambda logits: drafter.tree_of(logits, CONTEXT, draw))
+    for number in range(20):
+        logits = 2 * jax.random.normal(jax.random.key(number), (BATCH, DEPTHS, VOCABULARY))
+        logits = jnp.round(logits) if has_ties else logits
+        tree, laws = jax.device_get(make(logits)), np.asarray(jax.nn.softmax(logits), np.float64)
+        assert_well_formed(tree)
+        for row in range(BATCH):
+            paths = found_paths(tree, row)
+            popped = best_first(laws[row], len(paths))
+            scores = [sum(np.log(laws[row, d, token]) for d, token in enumerate(p)) for p in paths]
+            assert len(set(paths)) == len(paths) == 16
+            np.testing.assert_allclose(
+                np.sort(scores)[::-1], [each[0] for each in popped], rtol=1e-5
+            )
+            np.testing.assert_allclose(tree.scores[row, 1:], scores, rtol=1e-5)
+            assert has_ties or {path for _, path in popped} == set(paths)
 
 
 def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():
@@ -96,7 +133,7 @@ def test_children_are_drawn_from_the_distribution_without_replacement():
         tree = drafter.tree_of(LOGITS[:1], context, draw)
         return tree.tokens[0, 1:3], tree.tokens[0, 3]
 
-    pairs, below = jax.jit(jax.vmap(first_two))(keys)
+    (pairs, below) = jax.vmap(first_two)(keys)
     law = np.exp(np.asarray(REJECTION.filtered(LOGITS[0])))
     for tokens, depth in ((pairs[:, 0], 0), (below, 1)):
         found = np.bincount(np.asarray(tokens), minlength=VOCABULARY) / draws

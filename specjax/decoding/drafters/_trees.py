@@ -22,7 +22,7 @@ from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
 from specjax.models.target import Target
 
 Choices = tuple[tuple[int, ...], ...]
-HeadValues = TypeVar("HeadValues")
+Values = TypeVar("Values")
 
 MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
     *((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,)),
@@ -132,12 +132,10 @@ def level_tree(
     choices: Choices,
     context: Context,
     draw: Draw,
-    root: HeadValues,
-    logits_below: Callable[[HeadValues, int], Float[Array, "B F V"]],
-    feed: Callable[[HeadValues, Level, Int[Array, "B F"], int], HeadValues] = lambda nodes, *_: (
-        nodes
-    ),
-) -> tuple[DraftTree, HeadValues]:
+    root: Values,
+    logits_below: Callable[[Values, int], Float[Array, "B F V"]],
+    feed: Callable[[Values, Level, Int[Array, "B F"], int], Values] = lambda nodes, *_: nodes,
+) -> tuple[DraftTree, Values]:
     """Drafts a static tree level by level; a node's children are its own best tokens.
 
     Under `rejection` above temperature 0 children are drawn without replacement, otherwise they are
@@ -271,10 +269,10 @@ def beam_tree(
     context: Context,
     draw: Draw,
     beam: Beam,
-    root: HeadValues,
-    logits_below: Callable[[HeadValues, int], Float[Array, "B F V"]],
-    feed: Callable[..., HeadValues] = lambda nodes, *_: nodes,
-) -> tuple[DraftTree, HeadValues]:
+    root: Values,
+    logits_below: Callable[[Values, int], Float[Array, "B F V"]],
+    feed: Callable[..., Values] = lambda nodes, *_: nodes,
+) -> tuple[DraftTree, Values]:
     """Drafts the best nodes of a beam search, by the product of the probabilities of their path.
 
     The pool holds the same number of nodes below the root and below each of the best nodes of the
