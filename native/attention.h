@@ -97,25 +97,18 @@ template <Type T, int M, int V>
 inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, const int32_t* slots,
                       int64_t first, int64_t count, const float (&weights)[M][kRun], float* out,
                       int64_t stride) {
-  Floats sums[M][V];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sums[m][v] = *(Floats*)(out + m * stride + v * kLanes);
+  Floats sums[M * V];  // in registers: see add_pairs
+#pragma GCC unroll 64
+  for (int n = 0; n < M * V; n++) sums[n] = *(Floats*)(out + n / V * stride + n % V * kLanes);
   for (int64_t r = 0; r < count; r++) {
     const int64_t slot = slots ? slots[r] : first + r;
     const char* value = values.data + (slot * head_dim + at) * size_of(T);
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) {
-      const Floats part = load(value + v * kLanes * size_of(T), T);
-#pragma GCC unroll 16
-      for (int m = 0; m < M; m++) sums[m][v] += weights[m][r] * part;
-    }
+#pragma GCC unroll 64
+    for (int n = 0; n < M * V; n++)
+      sums[n] += broadcast(&weights[n / V][r]) * load(value + n % V * kLanes * size_of(T), T);
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) *(Floats*)(out + m * stride + v * kLanes) = sums[m][v];
+#pragma GCC unroll 64
+  for (int n = 0; n < M * V; n++) *(Floats*)(out + n / V * stride + n % V * kLanes) = sums[n];
 }
 
 // Adds numbers [at, at + size) of the weighted values to `out` [M, size].

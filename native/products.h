@@ -10,6 +10,7 @@ constexpr int kTile = 4;  // rows of a tile, at most
 #else
 constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;
 #endif
+constexpr int kPaired = kBytes == 64 ? 8 : kBytes == 32 ? 1 : 0;  // that take two panels, at most
 #if defined(__AVX512BF16__)
 constexpr bool kHasPairs = true;  // products of pairs of bfloat16
 #else
@@ -86,9 +87,10 @@ struct Half {
 struct Int8 {
   static constexpr int kBytesOfPair = 32, kStep = 1;
   static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
-    const Shorts both = *(const Shorts*)(panel + pair * 32 + v * kBytes / 2);
-    return {__builtin_convertvector((Shorts)(both << 8) >> 8, Floats),
-            __builtin_convertvector(both >> 8, Floats)};
+    // Below 2^23 + 256, the last bits of a float are a whole number.
+    const Words codes = widened(*(const Halves*)(panel + pair * 32 + v * kBytes / 2)) ^ 0x8080u;
+    return {(Floats)(codes & 0xffu | 0x4b000000u) - (0x1p23f + 128),
+            (Floats)(codes >> 8 | 0x4b000000u) - (0x1p23f + 128)};
   }
 };
 
@@ -108,8 +110,8 @@ struct Chain : Reader {
     float even, odd;
   };
   static void add(Floats& sum, const Row* row, EvenAndOdd weights) {
-    sum += row->even * weights.even;
-    sum += row->odd * weights.odd;
+    sum += broadcast(&row->even) * weights.even;
+    sum += broadcast(&row->odd) * weights.odd;
   }
 };
 
@@ -153,31 +155,32 @@ struct Int4Dot : Dot {
 };
 #endif
 
-// Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, so
-// that the sums stay in registers. Where sums cost more than one stream of memory, it fetches what
-// lies `ahead` bytes ahead.
+// Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, and
+// its loop over all sums is a single one, so that compilers keep them in registers. Where sums cost
+// more than one stream of memory, it fetches what lies `ahead` bytes ahead.
 template <class R, int M, int P>
 __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t panel_bytes,
                                                      int64_t ahead, const typename R::Row* rows,
                                                      int64_t stride, int64_t from, int64_t to,
                                                      Floats (&sums)[M][P][kVectors]) {
+  constexpr int kSums = M * P * kVectors;
+  Floats kept[kSums], *const given = &sums[0][0][0];
+#pragma GCC unroll 64
+  for (int n = 0; n < kSums; n++) kept[n] = given[n];
   for (int64_t i = from; i < to; i += R::kStep) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) {
+#pragma GCC unroll 64
+    for (int n = 0; n < kSums * R::kStep; n++) {
+      const int v = n % kVectors, m = n / kVectors % M, step = n / kVectors / M % R::kStep;
+      const int p = n / kVectors / M / R::kStep;
       const char* panel = panels + p * panel_bytes;
-      if (R::kBytesOfPair < 64 || M > 8)
+      if ((R::kBytesOfPair < 64 || M == kTile) && v + m + step == 0)
         __builtin_prefetch(panel + ahead + i * R::kBytesOfPair, 0, 2);
-#pragma GCC unroll 4
-      for (int step = 0; step < R::kStep; step++)
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++) {
-          const auto weights = R::read(panel, i, step, v);
-#pragma GCC unroll 16
-          for (int m = 0; m < M; m++)
-            R::add(sums[m][p][v], rows + (i + step) * stride + m, weights);
-        }
+      R::add(kept[(m * P + p) * kVectors + v], rows + (i + step) * stride + m,
+             R::read(panel, i, step, v));
     }
   }
+#pragma GCC unroll 64
+  for (int n = 0; n < kSums; n++) given[n] = kept[n];
 }
 
 // Computes M rows of P panels, and writes the first `count` of the rows.
@@ -229,7 +232,7 @@ inline void with_size(int64_t count, Run run) {
 template <class R, int P>
 void compute_rows(const Weight& weight, int64_t panel, int64_t last, const Rows& rows, float* out,
                   int64_t stride) {
-  constexpr int kMost = P == 1 ? kTile : kTile / 2;
+  constexpr int kMost = P == 1 ? kTile : kPaired;
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
     with_size(count, [&](auto size) {
@@ -246,8 +249,8 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   int64_t panel = first;
   // Two panels at once hide the latency of their chains, if the registers hold them. Few rows of
   // floats wait for memory alone, which is read best in one stream.
-  if (kVectors < 4 && rows.tile <= kTile / 2 && R::kBytesOfPair < 64)
-    for (; panel + 2 <= last; panel += 2)
+  if constexpr (kPaired > 0 && R::kBytesOfPair < 64)
+    for (; rows.tile <= kPaired && panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
     compute_rows<R, 1>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);

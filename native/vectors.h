@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -26,7 +26,6 @@ typedef float Floats __attribute__((vector_size(kBytes), aligned(4), may_alias))
 typedef uint32_t Words __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kBytes / 2), aligned(2), may_alias));
-typedef int16_t Shorts __attribute__((vector_size(kBytes / 2), aligned(1), may_alias));
 
 inline Words select(Words is_first, Words first, Words second) {
   return (is_first & first) | (~is_first & second);
@@ -63,10 +62,22 @@ inline Words half_bits(Floats x) {  // of what `rounded` returned
 }
 
 inline Words widened(const Halves& halves) {
-#if defined(__AVX512F__)
-  return (Words)_mm512_cvtepu16_epi32((__m256i)halves);  // which compilers split in two
+#if defined(__AVX512F__)  // which compilers split in two
+  return (Words)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+  return (Words)_mm256_cvtepu16_epi32((__m128i)halves);
 #else
   return __builtin_convertvector(halves, Words);
+#endif
+}
+
+// Copies a number from memory to all lanes. For AVX2, GCC would shuffle it there in a unit that
+// multiplies.
+inline Floats broadcast(const float* number) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Floats)_mm256_broadcast_ss(number);
+#else
+  return Floats{} + *number;
 #endif
 }
 
