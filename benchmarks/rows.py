@@ -29,6 +29,7 @@ class RowsOptions:
 
     target: Positional[str]  # pocket, a folder in Hugging Face format, or a hub id
     dtype: str = ""  # the dtype; by default the fastest here
+    quantize: str = ""  # int8 or int4
     rows: tuple[int, ...] = (8, 16, 64)  # rows of a pass; one row is always measured
     slots: tuple[int, ...] = (640,)  # lengths of the cache
     passes: int = 64  # passes of a run, one after the other
@@ -65,7 +66,7 @@ def run(options: RowsOptions) -> None:
     widths = sorted({1, *options.rows})
     if widths[0] < 1 or widths[-1] >= min(options.slots, default=0):
         raise SpecjaxError(f"rows {widths} must be at least 1, and less than slots {options.slots}")
-    target = load(options.target, options.dtype or None)
+    target = load(options.target, options.dtype or None, quantize=options.quantize or None)
     bandwidth, lines = read_bandwidth(), []
     for num_slots in options.slots:
         programs = {rows: passes(target, rows, num_slots, options.passes) for rows in widths}
@@ -80,7 +81,9 @@ def run(options: RowsOptions) -> None:
             figures = f"{1e3 * pass_time:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
             lines.append((str(num_slots), rows, *figures))
     print(table(HEADER, lines))
-    print(f"{target.dtype_name} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")
+    print(
+        f"{options.quantize or target.dtype_name} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s"
+    )
 
 
 if __name__ == "__main__":

@@ -366,8 +366,45 @@ ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, In
   return run(pool, std::shared_ptr<Call>(sets[instructions]->layers(std::move(pass))), parts);
 }
 
+// Moves scratch slot path[b, i] of each cache [B, K, S, H] to scratch slot i, for i < count[b], in
+// place. Operands: path [B, P], in ascending order, the committed length [B], count [B], the caches.
+ffi::Error keep(ffi::RemainingArgs args, ffi::RemainingRets results) {
+  Buffers buffers(args, results);
+  const ffi::AnyBuffer paths = buffers.next();
+  const int32_t* path = buffers.values<ffi::DataType::S32>(paths, {-1, -1}, "paths do not fit");
+  if (!buffers.error().empty()) return failure(buffers.error());
+  const int64_t batch = paths.dimensions()[0], longest = paths.dimensions()[1];
+  const auto* length = buffers.values<ffi::DataType::S32>(buffers.next(), {batch}, "wrong lengths");
+  const auto* count = buffers.values<ffi::DataType::S32>(buffers.next(), {batch}, "wrong counts");
+  for (size_t number = 0; number < results.size() && buffers.error().empty(); number++) {
+    const ffi::AnyBuffer buffer = buffers.next();
+    const Floating cache = buffers.floats(buffer, {batch, -1, -1, -1}, "a cache has another shape");
+    buffers.require(buffers.next_result().untyped_data() == cache.data, "a cache is not in place");
+    if (!buffers.error().empty()) break;
+    const int64_t heads = buffer.dimensions()[1], slots = buffer.dimensions()[2];
+    const int64_t bytes = buffer.dimensions()[3] * size_of(cache.type);
+    for (int64_t b = 0; b < batch; b++) {
+      const int32_t* from = path + b * longest;
+      const int64_t kept = std::min<int64_t>(count[b], longest);
+      for (int64_t i = 0; i < kept; i++)
+        buffers.require(length[b] >= 0 && from[i] >= i && length[b] + from[i] < slots,
+                        "a path leaves the scratch or does not ascend");
+      if (!buffers.error().empty()) break;
+      for (int64_t head = b * heads; head < (b + 1) * heads; head++) {
+        char* scratch = cache.data + (head * slots + length[b]) * bytes;
+        for (int64_t i = 0; i < kept; i++)
+          if (from[i] != i) std::memcpy(scratch + i * bytes, scratch + from[i] * bytes, bytes);
+      }
+    }
+  }
+  return buffers.error().empty() ? ffi::Error::Success() : failure(buffers.error());
+}
+
 }  // namespace
 }  // namespace specjax
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_keep, specjax::keep,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_product, specjax::product,
                               ffi::Ffi::Bind()
@@ -393,7 +430,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_layers, specjax::layers,
                                   .RemainingRets());
 
 // The version of this interface, also in specjax/models/native.py.
-extern "C" int specjax_version() { return 3; }
+extern "C" int specjax_version() { return 4; }
 
 // The names of the instruction sets that products can use here, best first, by commas.
 extern "C" const char* specjax_instructions() {

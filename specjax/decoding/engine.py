@@ -31,6 +31,7 @@ from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
 from specjax.models.cache import KVCache, align, resized, write_slots
 from specjax.models.config import TransformerConfig
+from specjax.models.native import has_packed
 from specjax.models.prefill import PREFILL_CHUNK, prefill, whole_chunks
 from specjax.models.sharding import check_batch, everywhere, put_array, shard_batch
 from specjax.models.target import ModelOutput, Target
@@ -292,7 +293,8 @@ class Engine:
         if tree.is_chain:
             cache = cache.advance(count)
         else:
-            cache = cache.keep(verification.path, count, tree.num_nodes)
+            is_native = has_packed(params.target)
+            cache = cache.keep(verification.path, count, tree.num_nodes, is_native)
         outcome = Outcome(
             tree=tree,
             output=output,

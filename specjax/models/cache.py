@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.pytree import pytree
 from specjax.models.config import TransformerConfig
+from specjax.models.native import keep_slots
 
 ALIGNMENT = 128  # slots: GPUs and TPUs copy keys and values that are not a multiple of it
 
@@ -71,11 +72,13 @@ class KVCache:
         everywhere = jnp.broadcast_to(committed[:, None, :], (batch, count, self.num_slots))
         return write_slots(everywhere, visible, self.length, axis=2)
 
-    def keep(self, path: Int[Array, "B P"], count: Int[Array, " B"], num_rows: int) -> "KVCache":
+    def keep(
+        self, path: Int[Array, "B P"], count: Int[Array, " B"], num_rows: int, is_native: bool
+    ) -> "KVCache":
         """Commits `count` scratch slots of each sequence: slot `path[b, i]` moves to slot i.
 
-        Entries of `path` from `count` on are ignored, but must also be less than `num_rows`, the
-        number of scratch slots.
+        Paths ascend. Entries from `count` on are ignored, but must also be less than `num_rows`,
+        the number of scratch slots. `is_native`: by a kernel, as in passes of packed weights.
         """
 
         def compact(buffer: Float[Array, "B K S D"]) -> Float[Array, "B K S D"]:
@@ -85,10 +88,15 @@ class KVCache:
 
         scratch = read_slots(self.positions, self.length, num_rows, axis=1)
         moved = jnp.take_along_axis(scratch, path, axis=1)
+        caches = [*self.keys, *self.values]
+        if is_native:
+            caches = keep_slots(caches, path, self.length, count)
+        else:
+            caches = [compact(cache) for cache in caches]
         return replace(
             self,
-            keys=tuple(compact(keys) for keys in self.keys),
-            values=tuple(compact(values) for values in self.values),
+            keys=tuple(caches[: len(self.keys)]),
+            values=tuple(caches[len(self.keys) :]),
             positions=write_slots(self.positions, moved, self.length, axis=1),
             length=self.length + count,
         )

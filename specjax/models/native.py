@@ -8,7 +8,7 @@ whatever rows stand beside it. `native/kernels.h` describes the layout.
 import ctypes
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
-VERSION = 3  # of the kernels' interface, also in native/handlers.cc
+VERSION = 4  # of the kernels' interface, also in native/handlers.cc
 PANEL = 16  # outputs that lie side by side
 SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of the eight inputs in a word of int4
 SWITCH = "SPECJAX_NATIVE"  # an environment variable
@@ -48,7 +48,7 @@ def _registered() -> tuple[tuple[str, ...], str]:
         if library.specjax_version() != VERSION:
             return (), "the kernels belong to another version of specjax; install it again"
         library.specjax_instructions.restype = ctypes.c_char_p
-        for name in ("specjax_product", "specjax_layers"):
+        for name in ("specjax_product", "specjax_layers", "specjax_keep"):
             handler = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, handler, platform="cpu")
         _process()
@@ -242,3 +242,20 @@ def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Arr
     call = jax.ffi.ffi_call("specjax_product", sums, vmap_method="sequential")
     result = call(rows, *operands(weight), instructions=instructions())
     return result[:, : weight.shape[0]]
+
+
+def keep_slots(
+    caches: Sequence[Float[Array, "B K S D"]],
+    path: Int[Array, "B P"],
+    length: Int[Array, " B"],
+    count: Int[Array, " B"],
+) -> list[Array]:
+    """Moves slot `length + path[b, i]` of each cache to slot `length + i`, for i < `count[b]`.
+
+    It copies nothing else; XLA's scatter converts a whole cache of 16 bits to float32 and back.
+    Paths must ascend.
+    """
+    like = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in caches]
+    in_place = {3 + number: number for number in range(len(caches))}
+    call = jax.ffi.ffi_call("specjax_keep", like, input_output_aliases=in_place)
+    return list(call(path, length, count, *caches))

@@ -1,9 +1,15 @@
+from dataclasses import replace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.models import native
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.config import TransformerConfig
+
+WITH_KERNELS = pytest.mark.skipif(not native.is_available(), reason="no native kernels here")
 
 CONFIG = TransformerConfig(
     vocab_size=11,
@@ -64,12 +70,16 @@ def test_a_row_sees_what_is_committed_and_the_scratch_it_may_see():
             assert seen[text, row].tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=WITH_KERNELS)])
 @pytest.mark.parametrize("lengths", [[2], [2, 4]], ids=["one text", "ragged batch"])
-def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
+def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths, is_native, dtype):
     cache = numbered_cache(lengths, num_slots=9)
+    in_dtype = lambda caches: tuple(each.astype(dtype) for each in caches)  # noqa: E731
+    cache = replace(cache, keys=in_dtype(cache.keys), values=in_dtype(cache.values))
     path = jnp.array([[0, 2, 4], [0, 3, 0]])[: len(lengths)]
     count = jnp.array([3, 2])[: len(lengths)]
-    kept = cache.keep(path, count, num_rows=5)
+    kept = cache.keep(path, count, 5, is_native)
     assert kept.length.tolist() == (jnp.array(lengths) + count).tolist()
     for text, length in enumerate(lengths):
         rows = path[text, : count[text]] + length
@@ -81,9 +91,18 @@ def test_keep_moves_a_path_to_the_front_of_the_scratch(lengths):
             np.testing.assert_array_equal(values[text, 0, :used, 1], -expected)
 
 
-def test_keeping_nothing_leaves_the_committed_text():
+@WITH_KERNELS
+@pytest.mark.parametrize("path", [[0, 5], [0, 0], [0, -1]])
+def test_a_path_that_leaves_the_scratch_or_does_not_ascend_raises_an_error(path):
+    cache = numbered_cache([4], num_slots=9)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="specjax: a path"):
+        cache.keep(jnp.array([path]), jnp.array([2]), 5, True)
+
+
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=WITH_KERNELS)])
+def test_keeping_nothing_leaves_the_committed_text(is_native):
     cache = numbered_cache([2, 4], num_slots=8)
-    kept = cache.keep(jnp.zeros((2, 2), jnp.int32), jnp.array([0, 0]), num_rows=1)
+    kept = cache.keep(jnp.zeros((2, 2), jnp.int32), jnp.array([0, 0]), 1, is_native)
     for text, length in enumerate([2, 4]):
         assert kept.length[text] == length
         np.testing.assert_array_equal(
