@@ -81,9 +81,8 @@ def run(options: RowsOptions) -> None:
             figures = f"{1e3 * pass_time:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
             lines.append((str(num_slots), rows, *figures))
     print(table(HEADER, lines))
-    print(
-        f"{options.quantize or target.dtype_name} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s"
-    )
+    weights = options.quantize or target.dtype_name
+    print(f"{weights} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")
 
 
 if __name__ == "__main__":
