@@ -77,7 +77,7 @@ inline Floats broadcast(const float* number) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (Floats)_mm256_broadcast_ss(number);
 #else
-  return Floats{} + *number;
+  return *number - Floats{};  // unlike an addition of 0, compilers drop this
 #endif
 }
 

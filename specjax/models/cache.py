@@ -73,12 +73,17 @@ class KVCache:
         return write_slots(everywhere, visible, self.length, axis=2)
 
     def keep(
-        self, path: Int[Array, "B P"], count: Int[Array, " B"], num_rows: int, is_native: bool
+        self,
+        path: Int[Array, "B P"],
+        count: Int[Array, " B"],
+        num_rows: int,
+        is_native: bool = False,
     ) -> "KVCache":
         """Commits `count` scratch slots of each sequence: slot `path[b, i]` moves to slot i.
 
-        Paths ascend. Entries from `count` on are ignored, but must also be less than `num_rows`,
-        the number of scratch slots. `is_native`: by a kernel, as in passes of packed weights.
+        Paths ascend, since parents stand before their children. Entries from `count` on are
+        ignored, but must also be less than `num_rows`, the number of scratch slots. With
+        `is_native` a kernel moves them, as is right for passes of packed weights.
         """
 
         def compact(buffer: Float[Array, "B K S D"]) -> Float[Array, "B K S D"]:

@@ -192,7 +192,7 @@ def test_the_padding_of_a_pass_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, again, found)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), filled, output)
     path, count = again.path, again.num_accepted
-    first, second = (each.keep(path, count, NODES, False) for each in (cache, filled_cache))
+    first, second = (each.keep(path, count, NODES) for each in (cache, filled_cache))
     for row, length in enumerate(first.length):
         for keys, others in zip(first.keys, second.keys, strict=True):
             np.testing.assert_allclose(keys[row, :, :length], others[row, :, :length], atol=1e-5)
