@@ -130,6 +130,7 @@ def page(figures: Figures) -> str:
         max_new_tokens=about["max_new_tokens"],
         revision=about["revision"][:12],
         command=about["command"],
+        products=about["products"],
         bandwidth=f"{about['bandwidth'] / 1e9:.0f}",
         peers=peer_table(figures),
         gain=_gain(figures, best),

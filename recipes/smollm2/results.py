@@ -153,7 +153,7 @@ def figures_of(folder: RunFolder) -> dict[str, Any]:
     first = parts["greedy"].about
     if others := [name for name in parts if parts[name].about["revision"] != about["revision"]]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
-    names = ("dtype", "num_prompts", "max_new_tokens", "bandwidth")
+    names = ("dtype", "products", "num_prompts", "max_new_tokens", "bandwidth")
     about |= {name: first[name] for name in names}
     about["heads"] = {
         path.parent.name: {key: read_json(path)["specjax"][key] for key in ("step", "score")}

@@ -78,7 +78,10 @@ def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
     """The figures of a command whose benchmarks write made-up rows."""
 
     def bench(load, options):
-        about = dict.fromkeys(("dtype", "peers"), "x") | {"revision": "abc", "max_new_tokens": 64}
+        about = dict.fromkeys(("dtype", "peers", "products"), "x") | {
+            "revision": "abc",
+            "max_new_tokens": 64,
+        }
         folder = RunFolder(options.out, "run.json")
         folder.path.mkdir(exist_ok=True)
         folder.write_json("run.json", about | {"num_prompts": 2})
