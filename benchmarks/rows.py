@@ -29,11 +29,11 @@ class RowsOptions:
 
     target: Positional[str]  # pocket, a folder in Hugging Face format, or a hub id
     dtype: str = ""  # the dtype; by default the fastest here
-    quantize: str = ""  # int8 or int4
     rows: tuple[int, ...] = (8, 16, 64)  # rows of a pass; one row is always measured
     slots: tuple[int, ...] = (640,)  # lengths of the cache
     passes: int = 64  # passes of a run, one after the other
     repeats: int = 7  # timed runs of each, in turn
+    quantize: str = ""  # int8 or int4
 
 
 def passes(target: LoadedTarget, num_rows: int, num_slots: int, count: int) -> Callable[[], Array]:
