@@ -85,7 +85,7 @@ class Methods:
                 setting: {
                     "default": fitted.get(setting, default),
                     "meaning": meanings[setting],
-                    "depends_on_target": setting in fitted and setting not in method.on_cpu,
+                    "depends_on_target": setting in fitted and setting not in method.cpu_settings,
                 }
                 for setting, default in method.settings.items()
             },

@@ -44,7 +44,7 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
         for name, default in defaults.items()
         if getattr(drafter, name) != default
     }
-    if changed.get("tree") == "static":  # which reads none of the others of `on_cpu`
-        names = set(row.on_cpu) - (set() if "choices" in changed else {"tree"})
+    if changed.get("tree") == "static":  # which reads none of the others of `cpu_settings`
+        names = set(row.cpu_settings) - (set() if "choices" in changed else {"tree"})
         return {name: value for name, value in changed.items() if name not in names}
     return changed

@@ -28,7 +28,7 @@ from specjax.loading.tuned import auto_choice, tuned_for
 from specjax.loading.vocabularies import shared_vocabulary
 from specjax.models.config import TransformerConfig
 from specjax.models.io.head_format import HeadFormat
-from specjax.models.native import has_packed, pack_params
+from specjax.models.native import cheap_rows, has_packed, pack_params
 from specjax.training.objectives.base import HeadTraining
 
 SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
@@ -208,8 +208,8 @@ class Method:
     paper: str
     # Settings that fit a target, in place of defaults.
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
-    # Further ones on a CPU, where every token of a pass takes time.
-    on_cpu: Mapping[str, Any] = field(default_factory=dict)
+    # Further ones on a CPU, where tokens of a pass take time, from the nodes of its cheap passes.
+    on_cpu: Callable[[int], dict[str, Any]] = lambda nodes: {}
     load: Callable[[Request], Loaded] = load_alone
     part: str = ""  # the folder among pocket's weights that it reads by default, if it reads any
     head: HeadFormat | None = None  # the files of the head that it reads, if any
@@ -237,22 +237,27 @@ class Method:
             if field.default is not MISSING
         }
 
+    @property
+    def cpu_settings(self) -> dict[str, Any]:
+        """The settings that fit this machine's CPU."""
+        return self.on_cpu(cheap_rows())
+
     def fitted(
         self, config: TransformerConfig, settings: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Returns what fits a target and the default device, in place of defaults.
 
-        A static tree, which `settings` may choose, reads none of `on_cpu`.
+        A static tree, which `settings` may choose, reads none of `cpu_settings`.
         """
         settings = settings or {}
         is_static = "choices" in settings or settings.get("tree") == "static"
-        on_cpu = self.on_cpu if jax.default_backend() == "cpu" and not is_static else {}
-        return {**self.settings_for(config), **on_cpu}
+        is_on_cpu = jax.default_backend() == "cpu" and not is_static
+        return {**self.settings_for(config), **(self.cpu_settings if is_on_cpu else {})}
 
     def published(self, config: TransformerConfig) -> dict[str, Any]:
         """Returns the settings that a CPU replaces, as they are on other devices."""
         elsewhere = {**self.settings, **self.settings_for(config)}
-        return {name: elsewhere[name] for name in self.on_cpu}
+        return {name: elsewhere[name] for name in self.cpu_settings}
 
     def split(
         self, settings: Mapping[str, Any]

@@ -1,6 +1,7 @@
 """The registry: one row per method, from which commands, loading, training and tests derive."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -43,10 +44,6 @@ from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 
-# Passes of 8 tokens, which on a CPU cost little more than those of one.
-CHAIN_OF_7 = {"num_tokens": 7}  # without the root
-TREE_OF_8 = {"num_tokens": 8}  # with the root
-BEAM = {"top_k": 4, "depth": 3} | TREE_OF_8
 COPIED = (3, 10, 31)  # tokens of a chain that is copied
 PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
 CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
@@ -61,6 +58,36 @@ BEAMS: SearchSpace = (
     {"top_k": (4,), "depth": (4,), "num_tokens": (8, 24)},
 )
 
+
+# Settings for a CPU, from the nodes of its cheap passes, root included.
+
+
+def _chain(nodes: int) -> dict[str, Any]:
+    return {"num_tokens": nodes - 1}
+
+
+def _tree(nodes: int) -> dict[str, Any]:
+    return {"num_tokens": nodes}
+
+
+def _dynamic_tree(nodes: int) -> dict[str, Any]:
+    return {"tree": "dynamic", "num_tokens": nodes}
+
+
+def _beam(nodes: int) -> dict[str, Any]:
+    return {"top_k": min(4, nodes - 1), "depth": nodes.bit_length() - 1, "num_tokens": nodes}
+
+
+def _choices(nodes: int) -> dict[str, Any]:
+    best_first = (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)
+    return {"choices": best_first[: nodes - 1]}
+
+
+def _window(nodes: int) -> dict[str, Any]:
+    size = nodes // 2 - 1
+    return {"ngram_length": 3, "window_length": size, "num_guesses": size}
+
+
 _ROWS = {
     "plain": Method(
         Autoregressive,
@@ -73,7 +100,7 @@ _ROWS = {
         "what followed an earlier occurrence of the last 3 tokens (or 2, or 1)",
         "nothing",
         "Prompt Lookup Decoding (Saxena, 2023)",
-        on_cpu=CHAIN_OF_7,
+        on_cpu=_chain,
         copies=True,
         search_space=({"num_tokens": COPIED, "allow_shorter": (True,)},),
     ),
@@ -83,7 +110,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"layer": PromptLookupPlus.layer_for(config)},
-        on_cpu=CHAIN_OF_7,
+        on_cpu=_chain,
         copies=True,
         tuned=("layer", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -94,7 +121,7 @@ _ROWS = {
         "nothing",
         "PLD+ (Somasundaram et al., 2024)",
         lambda config: {"heads": PromptLookupPlusAttention.heads_for(config)},
-        on_cpu=CHAIN_OF_7,
+        on_cpu=_chain,
         copies=True,
         tuned=("heads", "num_tokens"),
         search_space=({"num_tokens": COPIED},),
@@ -104,6 +131,7 @@ _ROWS = {
         "n-grams that the target itself guessed in parallel",
         "nothing",
         "Lookahead Decoding (Fu et al., 2024)",
+        on_cpu=_window,
     ),
     "recycling": Method(
         Recycling,
@@ -111,7 +139,7 @@ _ROWS = {
         "nothing",
         "Token Recycling (Luo et al., 2024)",
         load=load_seeded,
-        on_cpu={"num_tokens": 8},
+        on_cpu=_tree,
         search_space=({"num_tokens": (8, 24, 64)},),
     ),
     "draft-model": Method(
@@ -131,7 +159,7 @@ _ROWS = {
         "a tree of the most frequent continuations in a datastore",
         "a datastore, which `specjax datastore build` makes",
         "REST (He et al., 2023)",
-        on_cpu={"max_drafted": 7},
+        on_cpu=lambda nodes: {"max_drafted": nodes - 1},
         part="datastore",
         load=load_with_datastore,
         search_space=({"max_drafted": (7, 23, 63)},),
@@ -141,7 +169,7 @@ _ROWS = {
         "a tree from heads that each predict one depth",
         "Medusa heads",
         "Medusa (Cai et al., 2024)",
-        on_cpu={"tree": "dynamic"} | TREE_OF_8,
+        on_cpu=_dynamic_tree,
         part="medusa",
         head=MEDUSA,
         load=load_with_head,
@@ -153,6 +181,7 @@ _ROWS = {
         "Medusa's tree from heads that see the tokens drafted above",
         "Hydra heads",
         "Hydra (Ankner et al., 2024)",
+        on_cpu=_choices,
         part="hydra",
         head=HYDRA,
         load=load_with_head,
@@ -164,6 +193,7 @@ _ROWS = {
         "a static tree from a one-layer head that predicts the target's next feature",
         "an EAGLE head",
         "EAGLE (Li et al., 2024 a)",
+        on_cpu=_choices,
         part="eagle",
         head=EAGLE,
         load=load_with_head,
@@ -175,7 +205,7 @@ _ROWS = {
         "a tree from an EAGLE head that grows where the head is confident",
         "an EAGLE head",
         "EAGLE-2 (Li et al., 2024 b)",
-        on_cpu=BEAM,
+        on_cpu=_beam,
         part="eagle",
         head=EAGLE,
         load=load_with_head,
@@ -186,7 +216,7 @@ _ROWS = {
         "the tree of EAGLE-2 from a head trained in the contexts of drafting",
         "a head trained with HASS",
         "HASS (Zhang et al., 2025)",
-        on_cpu=BEAM,
+        on_cpu=_beam,
         part="hass",
         head=EAGLE,
         load=load_with_head,
@@ -200,7 +230,7 @@ _ROWS = {
         "an EAGLE-3 head",
         "EAGLE-3 (Li et al., 2025)",
         lambda config: {"depth": 8},  # heads are trained that far
-        on_cpu=BEAM,
+        on_cpu=_beam,
         part="eagle3",
         head=EAGLE3,
         load=load_with_head,
@@ -212,7 +242,7 @@ _ROWS = {
         "Medusa's tree from one pass of one layer over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
-        on_cpu={"tree": "dynamic"} | TREE_OF_8,
+        on_cpu=_dynamic_tree,
         part="parallel-medusa",
         head=PARALLEL,
         load=load_with_head,
@@ -224,7 +254,7 @@ _ROWS = {
         "EAGLE's tree from one pass of an EAGLE head over the text and mask tokens",
         "a ParallelSpec head",
         "ParallelSpec (Xiao et al., 2024)",
-        on_cpu={"tree": "dynamic"} | TREE_OF_8,
+        on_cpu=_dynamic_tree,
         part="parallel-eagle",
         head=PARALLEL,
         load=load_with_head,
@@ -242,7 +272,7 @@ _ROWS = {
         "what two others draft: `pld-plus` and `hass`, or without a head `pld` and `recycling`",
         "a head, or nothing",
         "two methods in one tree",
-        on_cpu=TREE_OF_8,
+        on_cpu=_tree,
         load=load_parts,
         parts={"copy": "copy_source", "head": ""},
         untrained={"copy": "pld", "head": "recycling"},

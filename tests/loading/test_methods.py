@@ -31,10 +31,12 @@ def test_a_static_tree_is_possible_on_a_cpu(pocket, method):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="passes are short there")
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu])
-def test_passes_of_a_cpu_have_at_most_8_nodes(pocket, method):
-    untuned = Request(METHODS, method, pocket, uses_tuned=False)
-    assert 2 <= untuned.load()[0].num_nodes <= 8
+@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu(8)])
+def test_passes_of_a_cpu_have_its_cheap_nodes(pocket, method, nodes, monkeypatch):
+    monkeypatch.setattr(specjax.loading.method, "cheap_rows", lambda: nodes)
+    drafter, _ = Request(METHODS, method, pocket, uses_tuned=False).load()
+    assert 2 <= drafter.pass_width <= (2 * nodes if method == "lookahead" else nodes)
 
 
 REJECTED = [
