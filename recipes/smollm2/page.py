@@ -131,6 +131,7 @@ def page(figures: Figures) -> str:
         revision=about["revision"][:12],
         command=about["command"],
         products=about["products"],
+        nodes=about["nodes"],
         bandwidth=f"{about['bandwidth'] / 1e9:.0f}",
         peers=peer_table(figures),
         gain=_gain(figures, best),

@@ -33,6 +33,7 @@ from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, read_json, writable, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
+from specjax.models.native import cheap_rows
 
 HEADS = Path(__file__).with_name("heads")
 UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
@@ -43,12 +44,9 @@ FOLDERS = {  # what a method reads
 }
 SAMPLED = ("pld-plus", "pld+recycling", "hass", "hybrid")
 QUICK = ("pld-plus", "recycling", "hass", "hybrid")
-TREE = "((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))"
 SETTINGS = {  # others have the defaults of a CPU
-    "lookahead": {"window_length": 3, "num_guesses": 3, "ngram_length": 3},
     "recycling": {"seeded": True},
     "pld+recycling": {"copy": "pld", "head": "recycling", "head.seeded": True},
-    "eagle": {"choices": TREE},
 }
 
 
@@ -154,7 +152,7 @@ def figures_of(folder: RunFolder) -> dict[str, Any]:
     if others := [name for name in parts if parts[name].about["revision"] != about["revision"]]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
     names = ("dtype", "products", "num_prompts", "max_new_tokens", "bandwidth")
-    about |= {name: first[name] for name in names}
+    about |= {name: first[name] for name in names} | {"nodes": cheap_rows()}
     about["heads"] = {
         path.parent.name: {key: read_json(path)["specjax"][key] for key in ("step", "score")}
         for path in sorted(HEADS.glob("*/config.json"))

@@ -27,6 +27,8 @@ from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import auto_choice, tuned_for
 from specjax.loading.vocabularies import shared_vocabulary
 from specjax.models.config import TransformerConfig
+from specjax.models.heads import HeadWeights
+from specjax.models.heads.layered import with_lm_head_rows
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.native import cheap_rows, has_packed, pack_params
 from specjax.training.objectives.base import HeadTraining
@@ -61,7 +63,10 @@ class Request:
         drafter, params = self.method.load(self)
         drafter.check(self.target.model, params)
         drafter.taps.check(self.target.config)
-        return drafter, pack_params(params) if has_packed(self.target.params) else params
+        if has_packed(self.target.params):
+            # A drafter that is rounded drafts as well, and waits for half of the memory.
+            params = pack_params(params, "int8" if self.target.dtype.itemsize == 2 else None)
+        return drafter, params
 
     def make(self, *parts: Any, **settings: Any) -> Drafter:
         """Makes the drafter with these settings, overridden by those of the request."""
@@ -107,6 +112,9 @@ def load_with_head(request: Request) -> Loaded:
     """Loads a drafter with a trained head."""
     formats, expected = request.methods.head_formats, request.method.head
     head, params = load_head(request.part(), request.target, formats, expected)
+    if has_packed(request.target.params):
+        bound = HeadWeights(params, request.target.model, request.target.params)
+        params = with_lm_head_rows(head, bound)
     return request.make(head), params
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
-from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored
+from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored, quantize
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
 VERSION = 4  # of the kernels' interface, also in native/handlers.cc
@@ -179,20 +179,22 @@ def _packed(weight: Any) -> PackedWeight:
     return PackedWeight(pairs, scales, codes.shape, jnp.dtype(weight.dtype), signs)
 
 
-def pack_params(params: Any) -> Any:
-    """Packs the matrices of some params, one after the other."""
+def pack_params(params: Any, kind: str | None = None) -> Any:
+    """Packs the matrices of some params in turn, float ones as `kind` if it is given."""
 
     def pack(path, leaf):
-        return packed_param(jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+        return packed_param(jax.tree_util.keystr(path, simple=True, separator="."), leaf, kind)
 
     return jax.tree_util.tree_map_with_path(pack, params, is_leaf=is_stored)
 
 
-def packed_param(path: str, leaf: Any) -> Any:
+def packed_param(path: str, leaf: Any, kind: str | None = None) -> Any:
     """Packs the param at `path`, such as `layers_0.mlp.up_proj.weight`, if it is a matrix."""
     is_matrix = path.endswith("weight") and len(leaf.shape) == 2
     if not is_matrix or isinstance(leaf, PackedWeight):
         return leaf
+    if kind is not None and not is_stored(leaf):
+        leaf = quantize(leaf, kind, leaf.dtype)
     return jax.block_until_ready(packed(leaf))
 
 

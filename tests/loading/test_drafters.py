@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle import Eagle
@@ -21,8 +23,12 @@ from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import Tuned, auto_choice, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint
+from specjax.models.heads import HeadWeights
+from specjax.models.heads.layered import DRAFT_ROWS, with_draft_tokens, with_lm_head_rows
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
+from specjax.models.native import cheap_rows, is_available
+from specjax.models.quantize import is_stored
 from tests.decoding.heads import TREE, eagle_head
 from tests.decoding.tiny import target
 
@@ -48,6 +54,23 @@ def test_a_head_in_a_folder_becomes_a_drafter(method, tmp_path):
     own, params = load_drafter(method, tiny(), folder, **given)
     assert own == (Eagle if method == "eagle" else Eagle2)(eagle_head()[0], **given)
     jax.tree.map(np.testing.assert_array_equal, params, eagle_head()[1])
+
+
+@pytest.mark.skipif(not is_available(), reason="specjax has no native kernels here")
+def test_a_head_of_a_packed_16_bit_target_is_int8_with_its_rows_of_the_lm_head():
+    pocket = specjax.load("pocket", "bfloat16")
+    drafter, params = load_drafter("hass", pocket)
+    leaves = filter(is_stored, jax.tree.leaves(params, is_leaf=is_stored))
+    assert {leaf.kind for leaf in leaves} == {"int8"}
+    head, narrow = with_draft_tokens(drafter.head, params, range(0, pocket.config.vocab_size, 2))
+    weights = HeadWeights(narrow, pocket.model, pocket.params)
+    loaded = with_lm_head_rows(head, weights)
+    hidden = jax.random.normal(jax.random.key(0), (3, head.config.hidden_size), jnp.bfloat16)
+    logits = head.logits(weights, hidden, loaded[DRAFT_ROWS])
+    expected = pocket.model.logits(pocket.params, hidden)[:, ::2]
+    np.testing.assert_allclose(logits, expected, atol=0.02 * float(jnp.max(jnp.abs(expected))))
+    assert head.lm_head_rows(weights._replace(params=loaded)) is loaded[DRAFT_ROWS]
+    check_head(head, pocket.model, loaded)
 
 
 def test_without_a_head_of_the_target_there_is_no_drafter(tmp_path):
@@ -89,12 +112,12 @@ def load(tmp_path):
 
 def test_what_was_tuned_on_this_machine_is_loaded(load):
     text = "auto is pld (num_tokens=7), as tuned on this machine"
-    assert load() == (Auto(PromptLookup(num_tokens=7), 0.9), text)
+    assert load() == (Auto(PromptLookup(num_tokens=cheap_rows() - 1), 0.9), text)
     assert load(method="plain", settings={}, widths=(1,))[0] == Autoregressive()
 
 
 def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_even(load, tmp_path):
-    assumed = Auto(PromptLookup(num_tokens=7), ASSUMED_BREAK_EVEN["cpu"])
+    assumed = Auto(PromptLookup(num_tokens=cheap_rows() - 1), ASSUMED_BREAK_EVEN["cpu"])
     drafter, text = load(machine="another chip")
     assert drafter == assumed
     why = f"tuned on another chip and not on this, {machine_of(tiny())}: `specjax tune machine`"

@@ -15,7 +15,7 @@ from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
-from specjax.models.heads.layered import DRAFT_TOKENS, LayeredHead
+from specjax.models.heads.layered import DRAFT_ROWS, DRAFT_TOKENS, LayeredHead
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
@@ -183,7 +183,10 @@ def check_head(head: Any, target: Target, params: Any, max_children: int = 1) ->
                 f"the head was made for a target of {name} {expected}, this one has {actual}; use "
                 "a head that was trained for this target"
             )
-    mismatch = shape_mismatches(params, head) if isinstance(params, Mapping) else "there are none"
+    mismatch = "there are none"
+    if isinstance(params, Mapping):
+        own = {name: leaf for name, leaf in params.items() if name != DRAFT_ROWS}
+        mismatch = shape_mismatches(own, head)
     if mismatch:
         raise SpecjaxError(
             f"the params are not the weights of this head ({mismatch}); pass those that were "

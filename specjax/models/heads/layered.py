@@ -19,11 +19,12 @@ from specjax.models.heads.training_attention import KeysAndValues, draft_attenti
 from specjax.models.layers import Rotation, rotation_of
 from specjax.models.native import PackedWeight, packed
 from specjax.models.products import lookup
-from specjax.models.quantize import Weight, is_stored
+from specjax.models.quantize import Weight, is_stored, quantize
 from specjax.models.stack import run_layers
 from specjax.models.target import QueryRows, causal_rows
 
-DRAFT_TOKENS = "draft_tokens"  # the name of a param
+# Names of params: the draft vocabulary, and what `with_lm_head_rows` adds.
+DRAFT_TOKENS, DRAFT_ROWS = "draft_tokens", "draft_rows"
 Stream = tuple[KeysAndValues, ...]  # by layer
 
 
@@ -177,12 +178,19 @@ class LayeredHead(nn.Module):
 
     @nn.nowrap
     def lm_head_rows(self, weights: HeadWeights) -> Weight | None:
-        """Returns the rows of the target's LM head for a draft vocabulary; None without one."""
+        """Returns the rows of the target's LM head for a draft vocabulary; None without one.
+
+        Rows of a packed LM head of 16 bits are of int8, for a head waits for memory too.
+        """
         if (drafted := weights.params.get(DRAFT_TOKENS)) is None:
             return None
+        if (computed := weights.params.get(DRAFT_ROWS)) is not None:
+            return computed
         table = weights.target.lm_head(weights.target_params)
         if isinstance(table, PackedWeight):
-            return packed(table[drafted])
+            rows = table[drafted]
+            is_float = table.kind is None and table.dtype.itemsize == 2
+            return packed(quantize(rows, "int8", table.dtype) if is_float else rows)
         return table[drafted] if is_stored(table) else lookup(table, drafted)
 
     @nn.nowrap
@@ -194,6 +202,12 @@ class LayeredHead(nn.Module):
         cache = KVCache.create(self.config.layers, 1, 1)
         params = jax.jit(self.init)(key, rows, embedded, features, cache)["params"]
         return cast_floats(params, dtype)
+
+
+def with_lm_head_rows(head: Any, weights: HeadWeights) -> dict[str, Any]:
+    """Returns the head's params with what `lm_head_rows` computes, so that requests do not."""
+    rows = head.lm_head_rows(weights) if isinstance(head, LayeredHead) else None
+    return dict(weights.params) | ({} if rows is None else {DRAFT_ROWS: rows})
 
 
 def with_draft_tokens(

@@ -25,6 +25,7 @@ from specjax.models.cache import KVCache
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.layered import LayeredConfig, LayeredHead
 from specjax.models.layers import DecoderLayer, Embedding, Linear, RMSNorm
+from specjax.models.products import lookup
 from specjax.models.target import QueryRows
 
 
@@ -101,7 +102,7 @@ class ParallelHead(LayeredHead):
         """See `run`; `embedded` and `features` are ignored at masks."""
         is_mask = (rows.tokens >= self.config.vocab_size)[..., None]
         masks = jnp.clip(rows.tokens - self.config.vocab_size, 0, self.config.num_masks - 1)
-        masked = self.mask_embeddings()[masks].astype(embedded.dtype)
+        masked = lookup(self.mask_embeddings(), masks).astype(embedded.dtype)
         if self.config.reads_features:
             unknown = jnp.broadcast_to(self.mask_hidden.astype(features.dtype), features.shape)
             features = jnp.where(is_mask, unknown, features)
