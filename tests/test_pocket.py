@@ -39,7 +39,7 @@ def prompts() -> specjax.Prompt:
 @cache
 def generation(method: str) -> specjax.Generation:
     target = pocket()
-    drafter, drafter_params = specjax.load_drafter(method, target)
+    drafter, drafter_params = specjax.load_drafter(method, target, num_tokens=7)
     out = specjax.speculative_generate(
         specjax.Params(target.params, drafter_params),
         prompts(),

@@ -127,16 +127,16 @@ def test_a_small_target_is_tuned_and_the_choice_loaded(workload, monkeypatch):
     """By `pld-plus`, whose layer was tuned before: the choice keeps it, whatever is tuned later."""
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
     monkeypatch.setattr(machine, "NUM_REPEATS", 1)
-    set_space(monkeypatch, "pld-plus", {"num_tokens": (3, 0)})
+    set_space(monkeypatch, "pld-plus", {"num_tokens": (5, 0)})
     keep(workload, "specjax.json", {"pld-plus": {"layer": 2, "num_tokens": 9}})
     seen = {}
     choice = tune_machine(workload, {"pld-plus": MethodVariant("pld-plus")}, True, seen.__setitem__)
-    assert (choice.method, choice.settings) == ("pld-plus", {"layer": 2, "num_tokens": 3})
+    assert (choice.method, choice.settings) == ("pld-plus", {"layer": 2, "num_tokens": 5})
     assert choice.break_even >= 0
     assert any(text.startswith("pld-plus is skipped: `num_tokens` must be") for text in seen)
     assert seen["On 2 prompts"][0].accepted_length >= 1
-    chosen = load_drafter("pld-plus", workload.target, layer=2, num_tokens=3)[0]
-    for later in ({}, {"pld-plus": {"layer": 0, "num_tokens": 5, "min_similarity": 0.9}}):
+    chosen = load_drafter("pld-plus", workload.target, layer=2, num_tokens=5)[0]
+    for later in ({}, {"pld-plus": {"layer": 0, "num_tokens": 6, "min_similarity": 0.9}}):
         keep(workload, "specjax.json", later)
         path = keep(workload, "out.json", {**later, "auto": choice.record()})
         gate, _ = load_drafter("auto", workload.target, tuned=path)
