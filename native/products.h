@@ -10,7 +10,8 @@ constexpr int kTile = 4;  // rows of a tile, at most
 #else
 constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;
 #endif
-constexpr int kPaired = kBytes == 64 ? 8 : kBytes == 32 ? 1 : 0;  // that take two panels, at most
+// Rows that take two panels at once, at most, as long as their sums fit the registers.
+constexpr int kPaired = kBytes == 64 ? 8 : kBytes == 32 ? 1 : 0;
 #if defined(__AVX512BF16__)
 constexpr bool kHasPairs = true;  // products of pairs of bfloat16
 #else
@@ -156,8 +157,8 @@ struct Int4Dot : Dot {
 #endif
 
 // Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, and
-// its loop over all sums is a single one, so that compilers keep them in registers. Where sums cost
-// more than one stream of memory, it fetches what lies `ahead` bytes ahead.
+// its loop over all sums is a single one, so that compilers keep them in registers. It fetches what
+// lies `ahead` bytes ahead, since sums in the order of their inputs leave memory waiting.
 template <class R, int M, int P>
 __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t panel_bytes,
                                                      int64_t ahead, const typename R::Row* rows,
@@ -173,7 +174,7 @@ __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t
       const int v = n % kVectors, m = n / kVectors % M, step = n / kVectors / M % R::kStep;
       const int p = n / kVectors / M / R::kStep;
       const char* panel = panels + p * panel_bytes;
-      if ((R::kBytesOfPair < 64 || M == kTile) && v + m + step == 0)
+      if (v + m + step == 0)
         __builtin_prefetch(panel + ahead + i * R::kBytesOfPair, 0, 2);
       R::add(kept[(m * P + p) * kVectors + v], rows + (i + step) * stride + m,
              R::read(panel, i, step, v));

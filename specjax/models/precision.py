@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models.native import is_available, packed
+from specjax.models.native import is_available
 from specjax.models.products import project
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
@@ -19,14 +19,14 @@ FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older GPUs compute bfloat16 in 
 def default_dtype(num_params: int) -> jnp.dtype:
     """Returns the dtype in which a model of this size decodes fastest on the default device.
 
-    On a CPU two small products are timed: bfloat16 is fast only where there are units for it, which
-    no name tells.
+    On a CPU native kernels wait for memory, which bfloat16 halves. XLA's products are timed, since
+    they are fast in bfloat16 only where there are units for it, which no name tells.
     """
     platform = jax.default_backend()
     if platform == "cpu":
         is_small = 4 * num_params < MIN_BYTES
         is_alone = jax.process_count() == 1  # several must make the same choice
-        is_faster = is_alone and not is_small and _bfloat16_is_faster()
+        is_faster = is_alone and not is_small and (is_available() or _bfloat16_is_faster())
         return jnp.dtype("bfloat16" if is_faster else "float32")
     if platform == "gpu":
         capability = getattr(jax.devices()[0], "compute_capability", None)
@@ -48,9 +48,7 @@ def _bfloat16_is_faster() -> bool:
     product = jax.jit(lambda x, weight: project(x, weight, jnp.float32))
     pairs = []
     for dtype in (jnp.float32, jnp.bfloat16):
-        weight = jnp.ones((OUTPUTS, INPUTS), dtype)
-        weight = packed(weight) if is_available() else weight  # as `load` does
-        pairs.append((jnp.ones((ROWS, INPUTS), dtype), weight))
+        pairs.append((jnp.ones((ROWS, INPUTS), dtype), jnp.ones((OUTPUTS, INPUTS), dtype)))
     seconds: list[list[float]] = [[], []]
     for repeat in range(REPEATS + 1):
         for number, pair in enumerate(pairs):

@@ -27,7 +27,7 @@ from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import DRAFT_ROWS, with_draft_tokens, with_lm_head_rows
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
-from specjax.models.native import cheap_rows, is_available
+from specjax.models.native import cheap_rows, is_available, pack_params
 from specjax.models.quantize import is_stored
 from tests.decoding.heads import TREE, eagle_head
 from tests.decoding.tiny import target
@@ -64,7 +64,8 @@ def test_a_head_of_a_packed_16_bit_target_is_int8_with_its_rows_of_the_lm_head()
     assert {leaf.kind for leaf in leaves} == {"int8"}
     head, narrow = with_draft_tokens(drafter.head, params, range(0, pocket.config.vocab_size, 2))
     weights = HeadWeights(narrow, pocket.model, pocket.params)
-    loaded = with_lm_head_rows(head, weights)
+    loaded = pack_params(with_lm_head_rows(head, weights), "int8")
+    assert loaded[DRAFT_ROWS].kind == "int8"
     hidden = jax.random.normal(jax.random.key(0), (3, head.config.hidden_size), jnp.bfloat16)
     logits = head.logits(weights, hidden, loaded[DRAFT_ROWS])
     expected = pocket.model.logits(pocket.params, hidden)[:, ::2]

@@ -17,14 +17,13 @@ from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.training_attention import KeysAndValues, draft_attention
 from specjax.models.layers import Rotation, rotation_of
-from specjax.models.native import PackedWeight, packed
 from specjax.models.products import lookup
-from specjax.models.quantize import Weight, is_stored, quantize
+from specjax.models.quantize import Weight, is_stored
 from specjax.models.stack import run_layers
 from specjax.models.target import QueryRows, causal_rows
 
 # Names of params: the draft vocabulary, and what `with_lm_head_rows` adds.
-DRAFT_TOKENS, DRAFT_ROWS = "draft_tokens", "draft_rows"
+DRAFT_TOKENS, DRAFT_ROWS = "draft_tokens", "draft_rows.weight"
 Stream = tuple[KeysAndValues, ...]  # by layer
 
 
@@ -178,19 +177,12 @@ class LayeredHead(nn.Module):
 
     @nn.nowrap
     def lm_head_rows(self, weights: HeadWeights) -> Weight | None:
-        """Returns the rows of the target's LM head for a draft vocabulary; None without one.
-
-        Rows of a packed LM head of 16 bits are of int8, for a head waits for memory too.
-        """
+        """Returns the rows of the target's LM head for a draft vocabulary; None without one."""
         if (drafted := weights.params.get(DRAFT_TOKENS)) is None:
             return None
         if (computed := weights.params.get(DRAFT_ROWS)) is not None:
             return computed
         table = weights.target.lm_head(weights.target_params)
-        if isinstance(table, PackedWeight):
-            rows = table[drafted]
-            is_float = table.kind is None and table.dtype.itemsize == 2
-            return packed(quantize(rows, "int8", table.dtype) if is_float else rows)
         return table[drafted] if is_stored(table) else lookup(table, drafted)
 
     @nn.nowrap
