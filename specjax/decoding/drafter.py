@@ -20,6 +20,7 @@ from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.models.target import ModelOutput, Taps, Target
 
 State = Any  # a pytree that the drafter defines
+LONG_MATCH = 5  # equal tokens before a copy and before its source, at least
 
 
 class Params(NamedTuple):
@@ -184,15 +185,49 @@ class ChainDrafter(Drafter):
         return self.num_tokens + 1
 
 
-def copied_chain(
-    context: Context, start: Int[Array, " B"], has_match: Bool[Array, " B"], num_tokens: int
-) -> DraftTree:
-    """Returns a chain of the committed tokens from `start` on; an empty one without a match.
+@dataclass(frozen=True, kw_only=True)
+class CopyingDrafter(ChainDrafter):
+    """Drafts a chain that it copies from the text, longer behind a long match."""
 
-    The token before `start` counts as the source of the root.
-    """
-    source = start[:, None] - 1 + jnp.arange(num_tokens + 1)[None, :]
-    drafted = jnp.take_along_axis(context.tokens, source[:, 1:], axis=1, mode="clip")
-    num_left = jnp.clip(context.length - start, 0, num_tokens)
-    tree = chain(context.root, drafted, jnp.where(has_match, num_left, 0))
-    return replace(tree, source=source)
+    max_tokens: int = setting(0, at_least=0)
+    """Maximum number after a long match: 5 equal tokens before the copy and before its source. No
+    effect up to num_tokens."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest chain."""
+        return max(self.num_tokens, self.max_tokens)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.longest + 1
+
+    @property
+    def pass_widths(self) -> tuple[int, ...] | None:
+        return (1, self.num_tokens + 1) if self.max_tokens > self.num_tokens else None
+
+    def copied(
+        self, context: Context, start: Int[Array, " B"], has_match: Bool[Array, " B"]
+    ) -> DraftTree:
+        """Returns a chain of the committed tokens from `start` on; an empty one without a match.
+
+        The token before `start` counts as the source of the root.
+        """
+        source = start[:, None] - 1 + jnp.arange(self.longest + 1)[None, :]
+        drafted = jnp.take_along_axis(context.tokens, source[:, 1:], axis=1, mode="clip")
+        most = self.num_tokens
+        if self.max_tokens > most:
+            most = jnp.where(has_long_match(source[:, 0], context), self.max_tokens, most)
+        num_left = jnp.clip(context.length - start, 0, most)
+        tree = chain(context.root, drafted, jnp.where(has_match, num_left, 0))
+        return replace(tree, source=source)
+
+
+def has_long_match(source: Int[Array, " B"], context: Context) -> Bool[Array, " B"]:
+    """Whether the text up to position `source` ends as the text so far, in `LONG_MATCH` tokens."""
+    back = jnp.arange(LONG_MATCH)[None, :]
+    here, there = (
+        jnp.take_along_axis(context.tokens, jnp.maximum(end[:, None] - back, 0), axis=1)
+        for end in (source, context.length - 1)
+    )
+    return jnp.all(here == there, axis=1) & (source >= LONG_MATCH - 1)

@@ -63,7 +63,7 @@ BEAMS: SearchSpace = (
 
 
 def _chain(nodes: int) -> dict[str, Any]:
-    return {"num_tokens": nodes - 1}
+    return {"num_tokens": nodes - 1, "max_tokens": 2 * nodes - 1}
 
 
 def _tree(nodes: int) -> dict[str, Any]:
@@ -272,7 +272,7 @@ _ROWS = {
         "what two others draft: `pld-plus` and `hass`, or without a head `pld` and `recycling`",
         "a head, or nothing",
         "two methods in one tree",
-        on_cpu=_tree,
+        on_cpu=lambda nodes: {"num_tokens": nodes, "max_tokens": 2 * nodes},
         load=load_parts,
         parts={"copy": "copy_source", "head": ""},
         untrained={"copy": "pld", "head": "recycling"},

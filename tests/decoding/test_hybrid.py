@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Outcome, Params, copied_chain
+from specjax.decoding.drafter import Context, Outcome, Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.hybrid import (
+    LIKELY,
     PRIOR_RIGHT,
     PRIOR_WRONG,
     Hybrid,
     HybridState,
-    has_long_match,
     log_rates,
     merge_trees,
+    without_unlikely,
 )
 from specjax.decoding.drafters.length_rules import Fixed, LengthRule
 from specjax.decoding.drafters.lookahead import Lookahead
@@ -82,6 +83,23 @@ def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
     assert num_shared > 50
 
 
+def test_nodes_beyond_its_tokens_are_verified_only_if_they_are_likely():
+    numbers, counts = np.random.default_rng(0), set()
+    for _ in range(40):
+        tree, scores = random_tree(numbers, 8)
+        tree = replace(tree, scores=scores / 3)
+        kept = without_unlikely(tree, 4)
+        ranked = sorted(tree.scores[0][tree.valid[0]].tolist(), reverse=True)
+        is_likely = sum(np.exp(ranked[4:])) / 4 >= LIKELY
+        count = int(kept.valid.sum())
+        assert kept.valid[0].tolist() == [True] * count + [False] * (8 - count)
+        wanted = ranked if is_likely else ranked[:4]
+        assert sorted(kept.scores[0, :count].tolist(), reverse=True) == wanted
+        assert {*paths(kept)[:count]} <= {*paths(tree)}
+        counts.add(count)
+    assert 4 in counts and max(counts) > 4
+
+
 # ---- Its parts ---------------------------------------------------------------------------------
 
 
@@ -135,19 +153,6 @@ def head_pays(played: Round, head_cost: float) -> np.ndarray:
     drafts = (num_right + num_wrong)[:, :2].sum(axis=1)
     gain = (1 - first) * (1 + num_right.sum(axis=1)) / (1 + drafts)
     return (depth == 0) | (gain > head_cost * (1 + np.asarray(copied)))
-
-
-def test_a_match_is_long_if_five_tokens_before_copy_and_source_are_equal():
-    texts = [
-        [1, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # five
-        [7, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # four
-        [2, 3, 4, 5, 9, 8, 7, 1, 2, 3, 4, 5],  # four, and then the text begins
-    ]
-    context = Context(jnp.asarray(texts), jnp.full((3,), 12))
-    start = jnp.array([5, 5, 4])
-    copied = copied_chain(context, start, start > 0, 3)
-    assert has_long_match(copied, context).tolist() == [True, False, False]
-    assert not has_long_match(replace(copied, source=None), context).any()
 
 
 def test_copies_of_long_matches_have_a_rate_of_their_own():

@@ -95,7 +95,8 @@ def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None)
         places = range(length - n - least + 1)
         for i in places if drafter.occurrence == "first" else reversed(places):
             if text[i : i + n] == text[max(length - n, 0) :]:
-                return text[i + n : i + n + drafter.num_tokens]
+                is_long = length >= 5 and text[max(i + n - 5, 0) : i + n] == text[-5:]
+                return text[i + n :][: max(drafter.num_tokens, drafter.max_tokens * is_long)]
     return []
 
 
@@ -112,6 +113,13 @@ def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
     """The published search rules out overlaps and drafts shorter than requested."""
     drafter = PromptLookup(*settings)
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
+
+
+def test_chains_are_longer_behind_a_long_match():
+    drafter = PromptLookup(2, 8, 1, True, max_tokens=4)
+    assert_drafts(drafter, partial(one_with_a_continuation, drafter))
+    tokens, length = map(jnp.asarray, texts())
+    assert {2, 4} < {*map(len, drafts(propose(drafter, tokens, length)))}
 
 
 def test_pld_defaults_are_those_published():

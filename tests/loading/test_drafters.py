@@ -113,12 +113,15 @@ def load(tmp_path):
 
 def test_what_was_tuned_on_this_machine_is_loaded(load):
     text = "auto is pld (num_tokens=7), as tuned on this machine"
-    assert load() == (Auto(PromptLookup(num_tokens=7), 0.9), text)
+    copier = PromptLookup(num_tokens=7, max_tokens=2 * cheap_rows() - 1)
+    assert load() == (Auto(copier, 0.9), text)
     assert load(method="plain", settings={}, widths=(1,))[0] == Autoregressive()
 
 
 def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_even(load, tmp_path):
-    assumed = Auto(PromptLookup(num_tokens=cheap_rows() - 1), ASSUMED_BREAK_EVEN["cpu"])
+    nodes = cheap_rows()
+    copier = PromptLookup(num_tokens=nodes - 1, max_tokens=2 * nodes - 1)
+    assumed = Auto(copier, ASSUMED_BREAK_EVEN["cpu"])
     drafter, text = load(machine="another chip")
     assert drafter == assumed
     why = f"tuned on another chip and not on this, {machine_of(tiny())}: `specjax tune machine`"

@@ -57,7 +57,7 @@ class GateState:
 class Auto(Drafter):
     """Drafts with another method while that pays.
 
-    Two passes are compiled, over the root alone and over all nodes. A batch shares its pass, so the
+    A pass over the root alone is compiled besides the others. A batch shares its pass, so the
     gate decides for all sequences at once, by the mean over those that are not done.
 
     The decision does not depend on the drafted tokens, so `coupled` verification still generates
@@ -68,7 +68,9 @@ class Auto(Drafter):
     inner: Drafter  # without a probe, which would run in every pass
     break_even: float  # in tokens, measured with batch size 1; below 0 the gate never closes
 
-    pass_widths = (1,)
+    @property
+    def pass_widths(self) -> tuple[int, ...]:
+        return (1, *(width for width in self.inner.pass_widths or () if width > 1))
 
     @property
     def num_nodes(self) -> int:

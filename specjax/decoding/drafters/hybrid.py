@@ -7,21 +7,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.core.settings import setting
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start, State
+from specjax.decoding.drafter import (
+    Context,
+    Drafter,
+    Outcome,
+    Params,
+    Proposal,
+    Start,
+    State,
+    has_long_match,
+)
 from specjax.decoding.drafters._trees import best_of_pool
 from specjax.decoding.sampling import Draw, Sampling
-from specjax.decoding.tree import DraftTree, root_only
+from specjax.decoding.tree import DraftTree, root_only, valid_first
 from specjax.decoding.verify import follow
 from specjax.decoding.widths import if_in_place
 from specjax.models.target import ModelOutput, Taps, Target
 
 PARTS = ("copy", "head")
-LONG_MATCH = 5  # equal tokens before a copy and before its source, at least
+LIKELY = 0.2  # mean probability of nodes that are worth a wider pass
 # Pseudo-counts of first tokens, of those after long matches, and of later tokens. Fitted, as is
 # `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench; those of long matches are not.
 PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0, 3.0]]]), np.array([[[2.0, 1.0, 1.0]]])
@@ -69,6 +79,9 @@ class Hybrid(Drafter):
     head for hass."""
     num_tokens: int = setting(60, at_least=2)
     """Nodes to verify, root included."""
+    max_tokens: int = setting(0, at_least=0)
+    """Maximum number of nodes, if those beyond num_tokens have a probability of 0.2 or more on
+    average. No effect up to num_tokens."""
     head_cost: float = setting(0.2, at_least=0)
     """The time of the head's draft, in passes of the target; 0: the head always drafts."""
     copy_source: str = ""
@@ -83,7 +96,8 @@ class Hybrid(Drafter):
 
     @property
     def num_nodes(self) -> int:
-        return min(self.num_tokens, sum(part.num_nodes - 1 for part in self.parts) + 1)
+        most = max(self.num_tokens, self.max_tokens)
+        return min(most, sum(part.num_nodes - 1 for part in self.parts) + 1)
 
     @property
     def max_depth(self) -> int:
@@ -91,6 +105,8 @@ class Hybrid(Drafter):
 
     @property
     def pass_widths(self) -> tuple[int, ...] | None:
+        if self.max_tokens > self.num_tokens:
+            return (self.num_tokens,)
         return None if all(part.pass_widths is None for part in self.parts) else ()
 
     @property
@@ -146,7 +162,7 @@ class Hybrid(Drafter):
         def scores(part: int, tree: DraftTree) -> Float[Array, "B N"]:
             if tree.scores is not None:
                 return tree.scores
-            first = jnp.where(has_long_match(tree, context), rates[:, part, 1], rates[:, part, 0])
+            first = jnp.where(_has_long_match(tree, context), rates[:, part, 1], rates[:, part, 0])
             return first[:, None] + (tree.depth - 1) * rates[:, part, 2:]
 
         def draft(context: Context, carry: tuple[Any, State]) -> tuple[DraftTree, State]:
@@ -157,7 +173,7 @@ class Hybrid(Drafter):
             return head.skip(target, for_head, head_state, context, draw)
 
         (copied, _), copy_state = copy.propose(target, for_copy, state.parts[0], context, draw)
-        needs_head = self._needs_head(state, _depth(copied), has_long_match(copied, context))
+        needs_head = self._needs_head(state, _depth(copied), _has_long_match(copied, context))
         shape, _ = jax.eval_shape(draft, context, (None, state.parts[1]))
         empty = root_only(shape, context.root)
         runs_head = jnp.any(needs_head & ~state.is_finished)
@@ -168,6 +184,7 @@ class Hybrid(Drafter):
         merged = merge_trees(
             copied, tree, scores(0, copied), scores(1, tree), self.num_nodes, self.max_depth
         )
+        merged = without_unlikely(merged, self.num_tokens)
         bare = (
             DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in (copied, tree)
         )
@@ -175,7 +192,9 @@ class Hybrid(Drafter):
             state,
             parts=(copy_state, head_state),
             drafted=tuple(bare),
-            has_long_match=jnp.stack([has_long_match(part, context) for part in (copied, tree)], 1),
+            has_long_match=jnp.stack(
+                [_has_long_match(part, context) for part in (copied, tree)], 1
+            ),
         )
 
     def update(
@@ -237,16 +256,10 @@ def _depth(tree: DraftTree) -> Int[Array, " B"]:
     return jnp.max(jnp.where(tree.valid, tree.depth, 0), axis=1)
 
 
-def has_long_match(tree: DraftTree, context: Context) -> Bool[Array, " B"]:
-    """Whether a tree was copied from behind the last `LONG_MATCH` tokens of the text, or more."""
+def _has_long_match(tree: DraftTree, context: Context) -> Bool[Array, " B"]:
     if tree.source is None:
         return context.length < 0
-    back = jnp.arange(LONG_MATCH)[None, :]
-    ends = tree.source[:, :1], context.length[:, None] - 1
-    here, there = (
-        jnp.take_along_axis(context.tokens, jnp.maximum(end - back, 0), axis=1) for end in ends
-    )
-    return jnp.all(here == there, axis=1) & (tree.source[:, 0] >= LONG_MATCH - 1)
+    return has_long_match(tree.source[:, 0], context)
 
 
 def log_rates(state: HybridState) -> Float[Array, "B 2 3"]:
@@ -294,6 +307,18 @@ def merge_trees(
         num_nodes,
         is_chain=False,
     )
+
+
+def without_unlikely(tree: DraftTree, num_tokens: int) -> DraftTree:
+    """Returns a tree whose nodes beyond the best `num_tokens` are valid only if they are likely."""
+    if tree.num_nodes <= num_tokens:
+        return tree
+    assert tree.scores is not None
+    scores = jnp.where(tree.valid, tree.scores, -jnp.inf)
+    is_beyond = scores < lax.top_k(scores, num_tokens)[0][:, -1:]
+    expected = jnp.sum(is_beyond * jnp.exp(scores), axis=1, keepdims=True)
+    is_worth_it = expected >= LIKELY * (tree.num_nodes - num_tokens)
+    return valid_first(replace(tree, valid=tree.valid & (is_worth_it | ~is_beyond)))
 
 
 def same_nodes(first: DraftTree, second: DraftTree, max_depth: int) -> Bool[Array, "B N M"]:

@@ -13,13 +13,12 @@ from jaxtyping import Array, Bool, Int
 from specjax.core.ranking import best_tokens
 from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import (
-    ChainDrafter,
     Context,
+    CopyingDrafter,
     Outcome,
     Params,
     Proposal,
     Start,
-    copied_chain,
 )
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import merge_paths
@@ -30,7 +29,7 @@ Guesses = Int[Array, "B G"] | None  # the state: likely tokens, the most likely 
 
 
 @dataclass(frozen=True)
-class PromptLookup(ChainDrafter):
+class PromptLookup(CopyingDrafter):
     """PLD: no weights; one chain of `num_tokens`, and with guesses a tree.
 
     As published, the first occurrence of the longest n-gram wins, and only occurrences followed by
@@ -58,11 +57,15 @@ class PromptLookup(ChainDrafter):
 
     @property
     def num_nodes(self) -> int:
-        return 1 + self.num_tokens + self.num_guesses * self.guess_length
+        return 1 + self.longest + self.num_guesses * self.guess_length
 
     @property
     def max_depth(self) -> int:
-        return max(self.num_tokens, self.guess_length if self.num_guesses else 0)
+        return max(self.longest, self.guess_length if self.num_guesses else 0)
+
+    @property
+    def pass_widths(self) -> tuple[int, ...] | None:
+        return None if self.num_guesses else super().pass_widths
 
     def init(self, start: Start) -> Guesses:
         shape = len(start.prompt.length), self.num_guesses
@@ -77,7 +80,7 @@ class PromptLookup(ChainDrafter):
         self, target: Target, params: Params, state: Guesses, context: Context, draw: Draw
     ) -> tuple[Proposal, Guesses]:
         start, has_match = jax.vmap(self._find)(context.tokens, context.length)
-        copied = copied_chain(context, start, has_match, self.num_tokens)
+        copied = self.copied(context, start, has_match)
         if state is None:
             return Proposal(copied), state
         guesses, lengths = jax.vmap(self._continued)(context.tokens, context.length, state)

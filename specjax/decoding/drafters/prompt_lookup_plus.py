@@ -17,14 +17,13 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.core.settings import setting
 from specjax.decoding.drafter import (
-    ChainDrafter,
     Context,
+    CopyingDrafter,
     Outcome,
     Params,
     Proposal,
     Start,
     State,
-    copied_chain,
 )
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import read_slots, write_slots
@@ -35,7 +34,7 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 
 
 @dataclass(frozen=True)
-class RankedLookup(ChainDrafter):
+class RankedLookup(CopyingDrafter):
     """Copies a chain from the best candidate; subclasses score the candidates.
 
     `num_tokens` is the paper's K. `candidates` may be in the whole `text` or in the `prompt` alone
@@ -58,7 +57,7 @@ class RankedLookup(ChainDrafter):
         scores = jnp.where(is_candidate, scores, -jnp.inf)
         best = jnp.argmax(scores, axis=1)  # ties go to the first
         has_match = jnp.max(scores, axis=1) >= min_score
-        return Proposal(copied_chain(context, best + 1, has_match, self.num_tokens)), state
+        return Proposal(self.copied(context, best + 1, has_match)), state
 
     @abstractmethod
     def _scores(self, state: State, context: Context) -> tuple[Float[Array, "B T"], float]:
