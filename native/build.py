@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -15,11 +16,13 @@ INSTRUCTIONS = {"Portable": []}
 if platform.machine() in ("aarch64", "arm64"):
     INSTRUCTIONS = {"Neon": []}
 if platform.machine() in ("x86_64", "AMD64"):
-    avx512 = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx512bf16", "-mfma"]
+    avx512 = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"]
+    bf16 = [*avx512, "-mavx512bf16"]
     INSTRUCTIONS |= {
         "Avx2": ["-mavx2", "-mfma"],
         "Avx512": avx512,
-        "Amx": [*avx512, "-mamx-tile", "-mamx-bf16"],
+        "Avx512Bf16": bf16,
+        "Amx": [*bf16, "-mamx-tile", "-mamx-bf16"],
     }
 
 
@@ -53,8 +56,9 @@ def build(library: Path, flags: list[str] | None = None) -> None:
         for name, features in INSTRUCTIONS.items():
             options = [f"-DINSTRUCTIONS={name}", *features, "-Wno-psabi"]
             objects[Path(folder) / f"{name}.o"] = [*options, str(HERE / "kernels.cc")]
-        for output, arguments in objects.items():
-            _run([*command, *FLAGS, *(flags or []), *arguments, "-c", "-o", str(output)])
+        common = [*command, *FLAGS, *(flags or []), "-c", "-o"]
+        with ThreadPool(os.cpu_count()) as pool:
+            pool.map(lambda item: _run([*common, str(item[0]), *item[1]]), objects.items())
         link = ["-shared"] + ["-s"] * (sys.platform == "linux")  # -s leaves out the symbols' names
         _run([*command, *(flags or []), *link, *map(str, objects), "-o", str(library)])
 

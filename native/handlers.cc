@@ -20,29 +20,32 @@ namespace {
 
 #if defined(__x86_64__)
 struct Features {
-  bool avx2 = false, avx512 = false, amx = false;  // with all that the kernels' flags switch on
+  // With all that the kernels' flags switch on.
+  bool avx2 = false, avx512 = false, bf16 = false, amx = false;
+  bool is_intel = false;
 };
 
 // Asks the processor, and whether the system saves its registers. `__builtin_cpu_supports` would do
 // the same, but always answers no in zig's library.
 Features features() {
-  unsigned a, b, c, d, bf16, matrices, states, upper;
+  unsigned a, b, c, d, pairs, matrices, states, upper;
   Features has;
   const auto is_set = [](unsigned bits, std::initializer_list<int> wanted) {
     return std::all_of(wanted.begin(), wanted.end(), [=](int bit) { return bits >> bit & 1; });
   };
+  has.is_intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !is_set(c, {12, 27})) return has;  // FMA, XGETBV
   __asm__("xgetbv" : "=a"(states), "=d"(upper) : "c"(0));
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &matrices)) return has;
   has.avx2 = is_set(states, {1, 2}) && is_set(b, {5});
+  has.avx512 = has.avx2 && is_set(states, {5, 6, 7}) && is_set(b, {16, 17, 30, 31});
   const unsigned subleaves = a;
-  if (subleaves < 1 || !__get_cpuid_count(7, 1, &bf16, &a, &c, &d)) return has;
-  has.avx512 = has.avx2 && is_set(states, {5, 6, 7}) && is_set(b, {16, 17, 30, 31}) &&
-               is_set(bf16, {5});
+  if (subleaves < 1 || !__get_cpuid_count(7, 1, &pairs, &a, &c, &d)) return has;
+  has.bf16 = has.avx512 && is_set(pairs, {5});
 #if defined(__linux__)
   // The system saves the state of AMX only for processes that request it.
   constexpr long kRequest = 0x1023, kMatrices = 18;  // ARCH_REQ_XCOMP_PERM
-  has.amx = has.avx512 && is_set(states, {17, 18}) && is_set(matrices, {22, 24}) &&
+  has.amx = has.bf16 && is_set(states, {17, 18}) && is_set(matrices, {22, 24}) &&
             syscall(SYS_arch_prctl, kRequest, kMatrices) == 0;
 #endif
   return has;
@@ -56,7 +59,10 @@ const std::vector<const Kernels*>& supported() {
 #if defined(__x86_64__)
     const Features has = features();
     if (has.amx) found.push_back(&kAmx);
+    // Intel's cores multiply pairs of bfloat16 half as fast as they multiply floats.
+    if (has.bf16 && !has.is_intel) found.push_back(&kAvx512Bf16);
     if (has.avx512) found.push_back(&kAvx512);
+    if (has.bf16 && has.is_intel) found.push_back(&kAvx512Bf16);
     if (has.avx2) found.push_back(&kAvx2);
 #endif
 #if defined(__aarch64__)

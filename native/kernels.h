@@ -147,6 +147,6 @@ struct Kernels {
   Call* (*layers)(Pass);
 };
 
-extern const Kernels kPortable, kNeon, kAvx2, kAvx512, kAmx;  // as far as they are compiled
+extern const Kernels kPortable, kNeon, kAvx2, kAvx512, kAvx512Bf16, kAmx;  // if they are compiled
 
 }  // namespace specjax

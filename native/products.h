@@ -248,10 +248,11 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Two panels at once hide the latency of their chains, if the registers hold them. Few rows of
+  // Two panels at once hide the latency of their chains, if the registers hold them. Single rows of
   // floats wait for memory alone, which is read best in one stream.
-  if constexpr (kPaired > 0 && R::kBytesOfPair < 64)
-    for (; rows.tile <= kPaired && panel + 2 <= last; panel += 2)
+  constexpr bool kIsSmall = R::kBytesOfPair < 64;
+  if constexpr (kPaired > (kIsSmall ? 0 : 1))
+    for (; rows.tile <= kPaired && (kIsSmall || rows.tile > 1) && panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
     compute_rows<R, 1>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);

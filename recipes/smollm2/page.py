@@ -159,7 +159,7 @@ def _gain(figures: Figures, best: str) -> str:
     first = figures.ranked(top)[0]
     which = "It" if first == best else f"`{first}`"
     return (
-        f"`{best}` is the fastest method over all questions: by the median "
+        f"`{best}` has the highest median speed over all questions, "
         f"{figures.row(best)['speed']:.2f}x plain decoding (quartiles {low:.2f} to {high:.2f}). "
         f"{which} reaches {figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
     )
@@ -265,7 +265,7 @@ def peer_table(figures: Figures) -> str:
             f"**{speeds[1]:.0f}** (`{best}`)",
         ]
     )
-    return table(["", "plain decoding", "with drafts"], rows)
+    return table(["", "plain decoding", "best with drafts"], rows)
 
 
 def claim_table(figures: Figures) -> str:

@@ -16,8 +16,8 @@ SHUTDOWN_SECONDS = 30  # for the texts that are being generated
 class Serve(MethodOptions):
     """Serve a target to OpenAI's clients: completions and chats, at http://HOST:PORT/v1.
 
-    Requests are continued in order, with the method and the texts of `specjax generate`; the first
-    request with other settings waits for compilation. On another host than this machine, clients
+    Prompts are served in order, with the texts of `specjax generate`; the first request with other
+    settings waits for compilation. On another host than this machine, clients
     need the key in the environment variable SPECJAX_API_KEY.
 
       specjax serve --target FOLDER --method pld-plus --port 8000

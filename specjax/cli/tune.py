@@ -111,7 +111,7 @@ class TunePldPlus(TuneCommand):
 
 
 @dataclass(frozen=True)
-class TunePldPlusAttention(TunePldPlus):
+class TunePldPlusAttention(TuneCommand):
     """Pick the number of induction heads and of tokens of PLD+ by attention."""
 
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:

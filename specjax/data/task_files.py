@@ -15,9 +15,8 @@ from specjax.data.records import good_records, is_dataset, read_records
 
 TASKS = Path(__file__).parent / "pocket"  # the tasks of pocket, and its conversations
 
-# DISCO, appendix B, figures 7 to 10. In figure 7 the quotes belong to the prompt, as the task is a
-# docstring. In the others they only surround it, and the lines of Alpaca's first paragraph are
-# broken only to fit the page.
+# DISCO, appendix B, figures 7 to 10. The triple quotes of figure 7 belong to the prompt, a
+# docstring; those of the others do not, nor do the line breaks in Alpaca's first paragraph.
 MBPP = '"""{text}\n{test}\n"""'
 CNN = "Summarize:\n{article}\nSummary:\n"
 ALPACA_WITH_INPUT = (

@@ -26,7 +26,7 @@ BUCKET = 64  # states and classes are padded to powers of two from here, to comp
 class Automaton:
     """The tokens that may follow in each state. State 0 is the start. V: vocabulary."""
 
-    next_state: Int[Array, "S C"]  # after a token of each class; DEAD: it must not come
+    next_state: Int[Array, "S C"]  # after a token of each class; DEAD: it is not allowed
     class_of: Int[Array, " V"]
     likely: Int[Array, " S"]  # the token that comes next where there is hardly a choice, or FREE
 
@@ -172,7 +172,7 @@ def _classes(
     class_of, examples = np.zeros(vocab_size, np.int64), np.zeros(1, np.int64)
     reached, seen = [0], {0, dead}
     states = np.full(len(ordered) + 1, dead)
-    for state in reached:  # which grows meanwhile
+    for state in reached:  # which grows in this loop
         states[0] = state
         for level in levels:
             states[level] = table[states[parents[level]], last[level]]

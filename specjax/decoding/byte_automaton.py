@@ -18,7 +18,7 @@ NUM_BYTES = 256
 FINAL = NUM_BYTES  # the column of a table that is 1 in final states
 DEAD = -1
 INVALID = 2  # exit code
-# Ends each text inside the library, which loses what follows a text that may end or go on.
+# Ends each text inside the library, which forgets how a text may go on where it may also end.
 TERMINATOR = "\U0010ffff"
 
 

@@ -187,7 +187,7 @@ class ChainDrafter(Drafter):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyingDrafter(ChainDrafter):
-    """Drafts a chain that it copies from the text, longer behind a long match."""
+    """Drafts a chain that it copies from the text, longer after a long match."""
 
     max_tokens: int = setting(0, at_least=0)
     """Maximum number after a long match: 5 equal tokens before the copy and before its source. No

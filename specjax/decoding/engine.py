@@ -436,9 +436,7 @@ def append(
     are not finite is done and keeps its tokens.
     """
     steps = jnp.arange(verification.path.shape[1])[None, :]
-    is_drafted = steps < verification.num_accepted[:, None]
-    new_tokens = verification.new_tokens(tree, is_drafted)
-
+    new_tokens = verification.new_tokens(tree)
     room = jnp.maximum(max_length - state.length, 0)
     count = jnp.minimum(verification.num_accepted + 1, room)
     is_eos = jnp.isin(new_tokens, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
@@ -461,7 +459,7 @@ def append(
     new_state = replace(
         state,
         tokens=write(state.tokens, new_tokens),
-        from_draft=write(state.from_draft, is_drafted),
+        from_draft=write(state.from_draft, verification.is_drafted),
         logprobs=jax.tree.map(write, state.logprobs, verification.logprobs),
         length=state.length + count,
         is_finite=state.is_finite & (state.is_done | is_finite),
@@ -473,13 +471,12 @@ def append(
 
 def record_sources(state: LoopState, tree: DraftTree, verification: Verification) -> LoopState:
     """Records the positions that the root and the new tokens were copied from, for attribution."""
-    steps = jnp.arange(verification.path.shape[1])[None, :]
-    is_drafted = steps < verification.num_accepted[:, None]
+    width = verification.path.shape[1]
     root_source = jnp.take_along_axis(state.source, state.length[:, None] - 1, axis=1)
-    sources = jnp.pad(root_source, ((0, 0), (0, steps.shape[1])), constant_values=NO_SOURCE)
+    sources = jnp.pad(root_source, ((0, 0), (0, width)), constant_values=NO_SOURCE)
     if tree.source is not None:
         # Column 0 is the root: it counts as copied if the first drafted token was accepted.
         on_path = jnp.take_along_axis(tree.source, verification.path, axis=1)
-        is_copied = jnp.pad(is_drafted, ((0, 0), (1, 0)), mode="edge")
+        is_copied = jnp.pad(verification.is_drafted, ((0, 0), (1, 0)), mode="edge")
         sources = jnp.where(is_copied, jnp.pad(on_path, ((0, 0), (0, 1))), sources)
     return replace(state, source=write_slots(state.source, sources, state.length - 1, axis=1))

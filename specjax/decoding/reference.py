@@ -108,10 +108,10 @@ def _processed(
     is_short = (length - prompt.length < sampling.min_new_tokens)[:, None]
     for token in eos:
         logits = jnp.where(is_short & (ids == token), -jnp.inf, logits)
-    return _by_users(logits, tokens, length, prompt, sampling, eos, arrays)
+    return _user_processors(logits, tokens, length, prompt, sampling, eos, arrays)
 
 
-def _by_users(logits, tokens, length, prompt, sampling, eos, arrays):
+def _user_processors(logits, tokens, length, prompt, sampling, eos, arrays):
     """Applies `Sampling.processors`, their states computed anew from the prompt on."""
     num_new = length - prompt.length
     place = prompt.length[:, None] + jnp.arange(tokens.shape[1] - prompt.tokens.shape[1])[None]

@@ -106,7 +106,10 @@ class Sampling:
 
     @property
     def for_prefill(self) -> "Sampling":
-        """The part that prefill depends on, so that the other settings share its program."""
+        """The part that prefill depends on, so that the other settings share its program.
+
+        Processors without a state only keep their places.
+        """
         has_state = lambda one: type(one).init is not Processor.init  # noqa: E731
         parts = (one if has_state(one) else LogitBias(()) for one in self.all_processors)
         return Sampling(processors=tuple(parts), logprobs=self.logprobs)

@@ -83,7 +83,7 @@ class LoopState:
     cache: KVCache  # length - 1 committed tokens
     drafter: Any
     stats: Stats
-    min_width: Int[Array, ""]  # nodes of the next pass; more than 1 only to warm up
+    min_width: Int[Array, ""]  # nodes of the next pass, at least; above 1 only in a warm-up
     # Tapped hidden states without the root's, in a conversation: see `Engine.resume`.
     hidden: Float[Array, "B S T D"] | None = None
     processors: tuple[Any, ...] = ()  # their states after the committed tokens

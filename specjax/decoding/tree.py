@@ -27,7 +27,7 @@ class DraftTree:
     parents: Int[Array, "B N"]  # NO_PARENT at the root
     depth: Int[Array, "B N"]  # 0 at the root
     valid: Bool[Array, "B N"]  # the root is always valid
-    # Entry n: the distribution that node n's children were drawn from; None: they were chosen.
+    # Entry n: the distribution that node n's children were drawn from; None: they are certain.
     draft_probs: Float[Array, "B N V"] | None = None
     source: Int[Array, "B N"] | None = None  # position in the text it was copied from, if any
     scores: Float[Array, "B N"] | None = None  # log-probability of each path, if the drafter knows
@@ -92,11 +92,16 @@ class Verification:
     bonus: Int[Array, " B"]  # the target's token after the path, or NO_BONUS
     logprobs: LogProbs | None = None  # of the tokens after the nodes of the path, if recorded
 
-    def new_tokens(self, tree: DraftTree, is_drafted: Bool[Array, "B P"]) -> Int[Array, "B P"]:
+    @property
+    def is_drafted(self) -> Bool[Array, "B P"]:
+        """Whether the token after a node of the path was drafted; the next one is the bonus."""
+        return jnp.arange(self.path.shape[1])[None, :] < self.num_accepted[:, None]
+
+    def new_tokens(self, tree: DraftTree) -> Int[Array, "B P"]:
         """Returns the tokens after the nodes of the path: drafted ones, else the bonus."""
         below_root = jnp.pad(self.path[:, 1:], ((0, 0), (0, 1)))
         drafted = jnp.take_along_axis(tree.tokens, below_root, axis=1)
-        return jnp.where(is_drafted, drafted, self.bonus[:, None])
+        return jnp.where(self.is_drafted, drafted, self.bonus[:, None])
 
 
 def chain(

@@ -71,8 +71,7 @@ def _logprobs(
     """Returns the log-probabilities of the tokens after the nodes of the path."""
     on_path = jax.vmap(lambda logits, path: logits[path])
     raw, processed = (on_path(logits, verification.path) for logits in (raw, processed))
-    steps = jnp.arange(raw.shape[1])[None, :]
-    tokens = verification.new_tokens(tree, steps < verification.num_accepted[:, None])
+    tokens = verification.new_tokens(tree)
     return LogProbs(
         TokenLogProbs.of(jax.nn.log_softmax(raw.astype(jnp.float32)), tokens, count),
         TokenLogProbs.of(draw.filtered(processed), tokens, count),

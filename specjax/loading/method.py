@@ -64,7 +64,7 @@ class Request:
         drafter.check(self.target.model, params)
         drafter.taps.check(self.target.config)
         if has_packed(self.target.params):
-            # A drafter that is rounded drafts as well, and waits for half of the memory.
+            # Rounding does not make drafts worse, and halves the bytes to read.
             params = pack_params(params, "int8" if self.target.dtype.itemsize == 2 else None)
         return drafter, params
 
@@ -216,7 +216,7 @@ class Method:
     paper: str
     # Settings that fit a target, in place of defaults.
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
-    # Further ones on a CPU, where tokens of a pass take time, from the nodes of its cheap passes.
+    # Further ones on a CPU, where each token of a pass costs time, given the nodes of a cheap pass.
     on_cpu: Callable[[int], dict[str, Any]] = lambda nodes: {}
     load: Callable[[Request], Loaded] = load_alone
     part: str = ""  # the folder among pocket's weights that it reads by default, if it reads any

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models.native import is_available
 from specjax.models.products import project
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
@@ -16,17 +15,17 @@ REPEATS = 5
 FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older GPUs compute bfloat16 in float32
 
 
-def default_dtype(num_params: int) -> jnp.dtype:
+def default_dtype(num_params: int, is_packed: bool) -> jnp.dtype:
     """Returns the dtype in which a model of this size decodes fastest on the default device.
 
-    On a CPU native kernels wait for memory, which bfloat16 halves. XLA's products are timed, since
-    they are fast in bfloat16 only where there are units for it, which no name tells.
+    Products with packed weights wait for memory, and bfloat16 halves it. XLA's on a CPU are timed,
+    since they are fast in bfloat16 only where there are units for it, which no name tells.
     """
     platform = jax.default_backend()
     if platform == "cpu":
         is_small = 4 * num_params < MIN_BYTES
         is_alone = jax.process_count() == 1  # several must make the same choice
-        is_faster = is_alone and not is_small and (is_available() or _bfloat16_is_faster())
+        is_faster = is_alone and not is_small and (is_packed or _bfloat16_is_faster())
         return jnp.dtype("bfloat16" if is_faster else "float32")
     if platform == "gpu":
         capability = getattr(jax.devices()[0], "compute_capability", None)

@@ -68,7 +68,7 @@ def read_tasks(
             a question, or else the name of the file.
         limit: tasks per kind.
         seed: selects among pocket's tasks.
-        is_validation: whether to take pocket's tasks for tuning.
+        is_validation: whether to take pocket's tasks for tuning; other sources have one set.
     """
     check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:

@@ -54,7 +54,7 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
         except TimeoutError:
             return _error(408, "the body came too slowly", {"connection": "close"})
         except ClientDisconnect:
-            return Response(status_code=499)  # which no one reads
+            return Response(status_code=499)  # the client is gone
         if body is None:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
@@ -134,7 +134,7 @@ async def _answer(request: Request, answer: "Answer") -> Response:
     except asyncio.CancelledError:
         answer.cancel()
         work.cancel()
-        return Response(status_code=499)  # which no one reads
+        return Response(status_code=499)  # the client is gone
     finally:
         gone.cancel()
     if isinstance(result, dict):

@@ -163,7 +163,7 @@ def check_out(out: Path, resume: bool, result: str) -> None:
     if has_result and not has_run:
         raise SpecjaxError(f"{out / result} already exists, but no run; name another folder")
     if out.is_dir():
-        with folder.lock():  # nobody is in it
+        with folder.lock():  # no other process uses it
             pass
     folder.check_resume(resume)
 

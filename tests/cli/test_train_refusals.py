@@ -73,7 +73,7 @@ def test_a_target_without_a_tokenizer_is_rejected(train, tiny, tmp_path, error_l
 def test_dtype_and_memory_are_checked_before_training_starts(
     train, tmp_path, error_line, monkeypatch
 ):
-    monkeypatch.setattr(huggingface, "default_dtype", lambda num_params: jnp.dtype("float16"))
+    monkeypatch.setattr(huggingface, "default_dtype", lambda *given: jnp.dtype("float16"))
     assert train("eagle", tmp_path / "run", *SHORT) == 2
     assert "load the target in bfloat16 or float32: --dtype bfloat16" in error_line()
     monkeypatch.setattr(memory, "_host_bytes", lambda: 170_000)

@@ -115,7 +115,7 @@ def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
 
 
-def test_chains_are_longer_behind_a_long_match():
+def test_chains_are_longer_after_a_long_match():
     drafter = PromptLookup(2, 8, 1, True, max_tokens=4)
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
     tokens, length = map(jnp.asarray, texts())

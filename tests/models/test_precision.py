@@ -31,17 +31,14 @@ def test_the_default_dtype(monkeypatch, platform, capability, faster, num_params
     device = SimpleNamespace(compute_capability=capability) if capability else SimpleNamespace()
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(precision, "_bfloat16_is_faster", lambda: faster)
-    monkeypatch.setattr(precision, "is_available", lambda: False)
-    assert default_dtype(num_params) == wanted
+    assert default_dtype(num_params, is_packed=False) == wanted
     assert cache_dtype(is_packed=True) is None
     assert cache_dtype(is_packed=False) == (jnp.float32 if platform == "cpu" else None)
 
 
-def test_the_products_decide_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(precision, "is_available", lambda: True)
-    assert default_dtype(LARGE) == "bfloat16"
-    monkeypatch.setattr(precision, "is_available", lambda: False)
-    assert default_dtype(LARGE) in ("float32", "bfloat16")  # XLA's are timed
+def test_the_products_decide_on_a_cpu():
+    assert default_dtype(LARGE, is_packed=True) == "bfloat16"
+    assert default_dtype(LARGE, is_packed=False) in ("float32", "bfloat16")  # as timed
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_kernels_pass_their_tests_under_sanitizers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("Avx512" not in instruction_sets(), reason="its vectors are used")
+@pytest.mark.skipif("Avx512Bf16" not in instruction_sets(), reason="its vectors are used")
 def test_kernels_of_amx_pass_their_tests_with_its_instructions_in_plain_code(tmp_path):
     library = built(tmp_path, "-include", str(Path(__file__).with_name("matrices.h")))
     done = run_tests(library, *QUICK)

@@ -76,7 +76,7 @@ MEANINGS = {
     "limit, and every question (all turns of a chat) has the same weight",
     "round": "round overhead: seconds of a decoding round over those of a plain step, the median",
     "bandwidth": "bytes per second that the target's passes must read, over those that this device "
-    "can read; beyond 100% caches hold them",
+    "can read; above 100% caches hold the weights",
     "prefill s": "seconds until the first round, of one run of all prompts",
     "decode s": "seconds of all rounds, of one run of all prompts",
     "compile s": "seconds to compile; cached: a part came from a cache of compiled programs",

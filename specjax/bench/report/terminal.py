@@ -46,7 +46,7 @@ def show(
         console.print(
             "bandwidth: bytes per second that the target's passes must read, over the "
             f"{bandwidth / 1e9:.0f} GB/s that this device reads"
-            + ("; beyond 100% caches hold them" if is_cached else "")
+            + ("; above 100% caches hold the weights" if is_cached else "")
         )
     for line in near_ties(rows):
         console.print(line)

@@ -61,9 +61,6 @@ class HeadDrafter(Drafter):
         """Nodes per round that pass the head's layers, to draft below them."""
         return 0
 
-    def check(self, target: Target, params: Any) -> None:
-        check_head(self.head, target, params)
-
     def bind(self, target: Target, params: Params) -> HeadWeights:
         """Returns what the head computes with."""
         return HeadWeights(params.drafter, target, params.target)

@@ -128,15 +128,15 @@ class Auto(Drafter):
         if not has_shadows:
             return Proposal(tree), replace(state, inner=inner)
         num_drafted = tree.num_valid() - 1
-        passes = pays(num_drafted > 0)
-        is_new = ~passes & ~has_shadow
+        is_open = pays(num_drafted > 0)
+        is_new = ~is_open & ~has_shadow
         state = replace(
             state,
             inner=inner,
             shadow=jnp.where(is_new[:, None], tree.tokens[:, 1:], state.shadow),
             shadow_length=jnp.where(is_new, num_drafted, state.shadow_length),
         )
-        return Proposal(replace(tree, valid=jnp.where(passes, tree.valid, empty.valid))), state
+        return Proposal(replace(tree, valid=jnp.where(is_open, tree.valid, empty.valid))), state
 
     def update(
         self, target: Target, params: Params, state: GateState, outcome: Outcome

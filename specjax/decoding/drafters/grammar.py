@@ -13,7 +13,7 @@ from specjax.models.target import Target
 
 @dataclass(frozen=True)
 class GrammarDrafter(ChainDrafter):
-    """Drafts a chain of the tokens that the automaton of the grammar holds likely.
+    """Drafts a chain of the tokens that the automaton of the grammar considers likely.
 
     These are the only tokens allowed, and those that spell names, quotes and punctuation up to the
     next value. Without a grammar nothing is drafted.

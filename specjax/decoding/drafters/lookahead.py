@@ -38,7 +38,7 @@ class LookaheadState:
 
 @dataclass(frozen=True)
 class Lookahead(Drafter):
-    """Lookahead decoding: Jacobi iteration besides a tree of earlier n-grams; no weights.
+    """Lookahead decoding: Jacobi iteration alongside a tree of earlier n-grams; no weights.
 
     Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
 
@@ -67,7 +67,7 @@ class Lookahead(Drafter):
     pool_from_prompt: bool = False
     """Start with the n-grams of the prompt; true or false."""
 
-    taps = Taps()
+    taps = Taps(logits=True)
 
     @property
     def num_levels(self) -> int:
@@ -202,16 +202,16 @@ def _insert(
     pool: Int[Array, "V G T"],
     first: Int[Array, " C"],
     rest: Int[Array, "C T"],
-    counts: Bool[Array, " C"],
+    is_used: Bool[Array, " C"],
 ) -> Int[Array, "V G T"]:
-    """Inserts the n-grams `first + rest` that count, in order.
+    """Inserts the n-grams `first + rest` that are used, in order.
 
     Each bucket then holds the last G distinct n-grams of its token, newest first. All are computed
     at once (n-grams with the same first token compute the same bucket) and written in one scatter.
     """
     old = pool[first]
     new = jnp.broadcast_to(rest[None, ::-1], (first.shape[0], *rest.shape))
-    is_new = (counts[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
+    is_new = (is_used[None, :] & (first[:, None] == first[None, :]))[:, ::-1]
     entries = jnp.concatenate([new, old], axis=1)  # newest first
     exists = jnp.concatenate([is_new, old[..., 0] != EMPTY], axis=1)
     same = jnp.all(entries[:, :, None] == entries[:, None], axis=-1) & exists[:, None, :]
@@ -221,7 +221,7 @@ def _insert(
     chosen = jnp.take_along_axis(entries, order[..., None], axis=1)
     is_filled = jnp.take_along_axis(is_kept, order, axis=1)
     buckets = jnp.where(is_filled[..., None], chosen, EMPTY)
-    return pool.at[jnp.where(counts, first, pool.shape[0])].set(buckets, mode="drop")
+    return pool.at[jnp.where(is_used, first, pool.shape[0])].set(buckets, mode="drop")
 
 
 insert = jax.vmap(_insert)  # for every sequence

@@ -120,10 +120,10 @@ class PromptLookupPlus(RankedLookup):
         assert outcome.output.hidden is not None
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
         hidden = jnp.concatenate([state.recent, on_path], axis=1)
-        num_committed = outcome.verification.num_accepted + 1
+        num_on_path = outcome.verification.num_accepted + 1
         return SeenHidden(
             states=write_slots(state.states, self._means(hidden), outcome.root_slot, axis=1),
-            recent=read_slots(hidden, num_committed, self.prefix_length - 1, axis=1),
+            recent=read_slots(hidden, num_on_path, self.prefix_length - 1, axis=1),
             prompt_length=state.prompt_length,
         )
 

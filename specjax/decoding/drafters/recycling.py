@@ -67,7 +67,7 @@ class Recycling(Drafter):
     from_prompt: bool = True
     """Put what follows each token in the prompt before its other successors; true or false."""
 
-    taps = Taps()
+    taps = Taps(logits=True)
     num_successors: ClassVar[int] = 8
 
     @property

@@ -96,7 +96,7 @@ def load_gguf(
     """
     with _reading(path) as (metadata, tensors):
         config = read_config(metadata, tensors)
-        title, dtype = f"Loading {path.name}", dtype or dtype_for(config)
+        title, dtype = f"Loading {path.name}", dtype or dtype_for(config, packed)
         weights = _weights(config, metadata, tensors, dtype)
         params = read_params(weights, dtype, title, progress, quantize, packed=packed)
         return config, params, _tokenizer(metadata)

@@ -139,14 +139,15 @@ def load_transformer(
         and not (config.tie_word_embeddings and name == "lm_head.weight")  # a copy of the table
     }
     check_weights(folder, weights, expected)
-    dtype = dtype or dtype_for(config)
+    dtype = dtype or dtype_for(config, packed)
     title, tensors = f"Loading {folder.name}", by_param(config, weights)
     return read_params(tensors, dtype, title, progress, quantize, placement, packed)
 
 
-def dtype_for(config: TransformerConfig) -> jnp.dtype:
+def dtype_for(config: TransformerConfig, packed: bool) -> jnp.dtype:
     """Returns the default dtype of a model with this config; see `default_dtype`."""
-    return default_dtype(sum(math.prod(shape) for shape in expected_weights(config).values()))
+    num_params = sum(math.prod(shape) for shape in expected_weights(config).values())
+    return default_dtype(num_params, packed)
 
 
 def save_transformer(
