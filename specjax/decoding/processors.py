@@ -232,7 +232,7 @@ class Penalties(Processor):
 
 @dataclass(frozen=True)
 class BadWords(Processor):
-    """Bans the last token of a word where the text ends with the others; a word that is EOS alone is not banned."""
+    """Bans the last token of a word where the text ends with the others, but not EOS alone."""
 
     words: tuple[tuple[int, ...], ...]
 

@@ -146,7 +146,7 @@ def last_attention(
     verification: Verification,
     root_slot: Int[Array, " B"],
 ) -> Float[Array, "B A 1 S"] | None:
-    """Returns the attention of the deepest accepted node, with the path moved to the end of the text."""
+    """Returns the attention of the deepest accepted node, with the path right after the text."""
     if attention is None:
         return None
 

@@ -65,10 +65,7 @@ def shared_vocabulary(target: LoadedTarget, draft: LoadedTarget) -> SharedVocabu
             f"draft {draft.name} has another tokenizer and shares only {len(shared)} of its "
             f"{len(draft_ids)} tokens with the target; use a draft with the target's tokenizer"
         )
-    tokenizer, roles = (
-        draft.tokenizer,
-        ("bos_token_id", "eos_token_id"),
-    )  # EOS wins if one token is both
+    tokenizer, roles = draft.tokenizer, ("bos_token_id", "eos_token_id")  # EOS wins over BOS
     by_role = {getattr(target.tokenizer, role): getattr(tokenizer, role) for role in roles}
     unknown = (tokenizer.unk_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     default = next(token for token in unknown if token is not None)
