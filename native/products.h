@@ -157,12 +157,12 @@ struct Int4Dot : Dot {
 #endif
 
 // Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, and
-// its loop over all sums is a single one, so that compilers keep them in registers. It fetches what
-// lies `ahead` bytes ahead, since sums in the order of their inputs leave memory waiting.
+// its loop over all sums is a single one, so that compilers keep them in registers. It fetches the
+// panels that follow, since sums in the order of their inputs leave memory waiting.
 template <class R, int M, int P>
 __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t panel_bytes,
-                                                     int64_t ahead, const typename R::Row* rows,
-                                                     int64_t stride, int64_t from, int64_t to,
+                                                     const typename R::Row* rows, int64_t stride,
+                                                     int64_t from, int64_t to,
                                                      Floats (&sums)[M][P][kVectors]) {
   constexpr int kSums = M * P * kVectors;
   Floats kept[kSums], *const given = &sums[0][0][0];
@@ -175,7 +175,7 @@ __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t
       const int p = n / kVectors / M / R::kStep;
       const char* panel = panels + p * panel_bytes;
       if (v + m + step == 0)
-        __builtin_prefetch(panel + ahead + i * R::kBytesOfPair, 0, 2);
+        __builtin_prefetch(panel + P * panel_bytes + i * R::kBytesOfPair, 0, 2);
       R::add(kept[(m * P + p) * kVectors + v], rows + (i + step) * stride + m,
              R::read(panel, i, step, v));
     }
@@ -186,20 +186,19 @@ __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t
 
 // Computes M rows of P panels, and writes the first `count` of the rows.
 template <class R, int M, int P>
-void compute_tile(const Weight& weight, int64_t panel, int64_t last, const Rows& rows, int64_t row,
-                  int64_t count, float* out, int64_t stride) {
+void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row, int64_t count,
+                  float* out, int64_t stride) {
   const int64_t panel_bytes = weight.pairs * R::kBytesOfPair;
-  const int64_t ahead = panel + 2 * P <= last ? P * panel_bytes : 0;
   const char* panels = weight.panels + panel * panel_bytes;
   const auto* values = (const typename R::Row*)rows.words.data() + rows.place(row, 0);
   Floats sums[M][P][kVectors] = {};
   if (weight.scales.data == nullptr) {
-    add_pairs<R, M, P>(panels, panel_bytes, ahead, values, rows.tile, 0, weight.pairs, sums);
+    add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, 0, weight.pairs, sums);
   } else {
     const int64_t group = weight.pairs / weight.groups;
     for (int64_t g = 0; g < weight.groups; g++) {
       Floats part[M][P][kVectors] = {};
-      add_pairs<R, M, P>(panels, panel_bytes, ahead, values, rows.tile, g * group, (g + 1) * group,
+      add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, g * group, (g + 1) * group,
                          part);
       for (int p = 0; p < P; p++)
         for (int v = 0; v < kVectors; v++) {
@@ -231,14 +230,12 @@ inline void with_size(int64_t count, Run run) {
 
 // Computes all rows of P panels, in tiles.
 template <class R, int P>
-void compute_rows(const Weight& weight, int64_t panel, int64_t last, const Rows& rows, float* out,
-                  int64_t stride) {
+void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* out, int64_t stride) {
   constexpr int kMost = P == 1 ? kTile : kPaired;
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
     with_size(count, [&](auto size) {
-      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, last, rows, row, count, out,
-                                                      stride);
+      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, rows, row, count, out, stride);
     });
   }
 }
@@ -253,9 +250,9 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   constexpr bool kIsSmall = R::kBytesOfPair < 64;
   if constexpr (kPaired > (kIsSmall ? 0 : 1))
     for (; rows.tile <= kPaired && (kIsSmall || rows.tile > 1) && panel + 2 <= last; panel += 2)
-      compute_rows<R, 2>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
+      compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
-    compute_rows<R, 1>(weight, panel, last, rows, out + (panel - first) * kPanel, stride);
+    compute_rows<R, 1>(weight, panel, rows, out + (panel - first) * kPanel, stride);
 }
 
 #if defined(__AVX512BF16__) && defined(__AMX_BF16__)
