@@ -39,6 +39,9 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
     """Returns the settings of a drafter that are not the method's defaults for the target."""
     row = METHODS[method]
     defaults = row.settings | row.fitted(target.config)
+    num_tokens = getattr(drafter, "num_tokens", None)
+    if "max_tokens" in defaults and num_tokens != defaults["num_tokens"]:
+        defaults["max_tokens"] = row.settings["max_tokens"]  # as `fitted` has it
     changed = {
         name: getattr(drafter, name)
         for name, default in defaults.items()

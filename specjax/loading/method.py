@@ -255,12 +255,16 @@ class Method:
     ) -> dict[str, Any]:
         """Returns what fits a target and the default device, in place of defaults.
 
-        A static tree, which `settings` may choose, reads none of `cpu_settings`.
+        A static tree, which `settings` may choose, reads none of `cpu_settings`, and `max_tokens`
+        belongs to the `num_tokens` beside it.
         """
         settings = settings or {}
         is_static = "choices" in settings or settings.get("tree") == "static"
         is_on_cpu = jax.default_backend() == "cpu" and not is_static
-        return {**self.settings_for(config), **(self.cpu_settings if is_on_cpu else {})}
+        on_cpu = self.cpu_settings if is_on_cpu else {}
+        if "num_tokens" in settings:
+            on_cpu.pop("max_tokens", None)
+        return {**self.settings_for(config), **on_cpu}
 
     def published(self, config: TransformerConfig) -> dict[str, Any]:
         """Returns the settings that a CPU replaces, as they are on other devices."""

@@ -45,6 +45,7 @@ from specjax.training.objectives.medusa import MedusaTraining
 from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 
 COPIED = (3, 10, 31)  # tokens of a chain that is copied
+LONGER: Mapping[str, tuple] = {"num_tokens": (3,), "max_tokens": (7,)}
 PUBLISHED: Mapping[str, tuple] = {}  # the tuned settings, or the defaults
 CHAIN: Mapping[str, tuple] = {"choices": (((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),)}
 DEPTH_TREES: SearchSpace = (
@@ -102,7 +103,10 @@ _ROWS = {
         "Prompt Lookup Decoding (Saxena, 2023)",
         on_cpu=_chain,
         copies=True,
-        search_space=({"num_tokens": COPIED, "allow_shorter": (True,)},),
+        search_space=(
+            {"num_tokens": COPIED, "allow_shorter": (True,)},
+            {**LONGER, "allow_shorter": (True,)},
+        ),
     ),
     "pld-plus": Method(
         PromptLookupPlus,
@@ -113,7 +117,7 @@ _ROWS = {
         on_cpu=_chain,
         copies=True,
         tuned=("layer", "num_tokens"),
-        search_space=({"num_tokens": COPIED},),
+        search_space=({"num_tokens": COPIED}, LONGER),
     ),
     "pld-plus-attention": Method(
         PromptLookupPlusAttention,
@@ -124,7 +128,7 @@ _ROWS = {
         on_cpu=_chain,
         copies=True,
         tuned=("heads", "num_tokens"),
-        search_space=({"num_tokens": COPIED},),
+        search_space=({"num_tokens": COPIED}, LONGER),
     ),
     "lookahead": Method(
         Lookahead,

@@ -107,7 +107,7 @@ def test_options_out_of_bounds_are_rejected(words, name, value, error_line):
     "free, message",
     [
         (100_000, "Loading tiny needs at least 0.000152 GB (weights 0.000152), and cpu has 0.0001"),
-        (300_000, f"a pass of {cheap_rows()} tokens for 1 sequence(s) needs at least 0.00"),
+        (300_000, f"a pass of {2 * cheap_rows()} tokens for 1 sequence(s) needs at least 0.00"),
     ],
 )
 def test_a_lack_of_memory_is_reported_before_compiling(

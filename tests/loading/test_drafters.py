@@ -113,8 +113,7 @@ def load(tmp_path):
 
 def test_what_was_tuned_on_this_machine_is_loaded(load):
     text = "auto is pld (num_tokens=7), as tuned on this machine"
-    copier = PromptLookup(num_tokens=7, max_tokens=2 * cheap_rows() - 1)
-    assert load() == (Auto(copier, 0.9), text)
+    assert load() == (Auto(PromptLookup(num_tokens=7), 0.9), text)
     assert load(method="plain", settings={}, widths=(1,))[0] == Autoregressive()
 
 
