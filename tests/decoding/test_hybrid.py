@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Outcome, Params
+from specjax.decoding.drafter import Context, Outcome, Params, has_long_match
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.hybrid import (
@@ -153,6 +153,16 @@ def head_pays(played: Round, head_cost: float) -> np.ndarray:
     drafts = (num_right + num_wrong)[:, :2].sum(axis=1)
     gain = (1 - first) * (1 + num_right.sum(axis=1)) / (1 + drafts)
     return (depth == 0) | (gain > head_cost * (1 + np.asarray(copied)))
+
+
+def test_a_match_is_long_if_five_tokens_before_copy_and_source_are_equal():
+    texts = [
+        [1, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # five
+        [7, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # four
+        [2, 3, 4, 5, 9, 8, 7, 1, 2, 3, 4, 5],  # four, and then the text begins
+    ]
+    context = Context(jnp.asarray(texts), jnp.full((3,), 12))
+    assert has_long_match(jnp.array([4, 4, 3]), context).tolist() == [True, False, False]
 
 
 def test_copies_of_long_matches_have_a_rate_of_their_own():
