@@ -60,7 +60,8 @@ class Request:
 
     def load(self) -> Loaded:
         """Loads the drafter and checks that it fits the target."""
-        drafter, params = self.method.load(self)
+        load = self.method.load or (load_with_head if self.method.head else load_alone)
+        drafter, params = load(self)
         drafter.check(self.target.model, params)
         drafter.taps.check(self.target.config)
         if has_packed(self.target.params):
@@ -218,7 +219,7 @@ class Method:
     settings_for: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
     # Further ones on a CPU, where each token of a pass costs time, given the nodes of a cheap pass.
     on_cpu: Callable[[int], dict[str, Any]] = lambda nodes: {}
-    load: Callable[[Request], Loaded] = load_alone
+    load: Callable[[Request], Loaded] | None = None  # by default that of its head, if any
     part: str = ""  # the folder among pocket's weights that it reads by default, if it reads any
     head: HeadFormat | None = None  # the files of the head that it reads, if any
     training: type[HeadTraining] | None = None  # how `specjax train` makes that head
