@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from specjax.core.errors import USER_ERROR, SpecjaxError, warn
@@ -26,10 +25,10 @@ def quiet() -> None:
             output.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def use_compilation_cache() -> Path | None:
+def use_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache folder, so that the second start is fast.
 
-    Returns the folder, or None if `JAX_COMPILATION_CACHE_DIR` is set or it cannot be written.
+    It does nothing if `JAX_COMPILATION_CACHE_DIR` is set or the folder cannot be written.
     """
     import jax
 
@@ -43,15 +42,14 @@ def use_compilation_cache() -> Path | None:
             "install JAX for that device: pip install 'jax[cuda12]' or 'jax[tpu]'"
         ) from None
     if jax.config.values["jax_compilation_cache_dir"] is not None:
-        return None
+        return
     try:
         folder = writable_folder(cache_folder() / "jax")
     except SpecjaxError:  # it cannot be written, or there is no home folder
-        return None
+        return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
-    return folder
 
 
 @contextmanager

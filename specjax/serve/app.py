@@ -125,12 +125,9 @@ async def _answer(request: Request, answer: "Answer") -> Response:
         if gone.done() or not work.done():
             raise asyncio.CancelledError
         result = work.result()
-    except SpecjaxError as error:
+    except (SpecjaxError, RuntimeError) as error:
         answer.cancel()
-        return _error(400, str(error))
-    except RuntimeError as error:
-        answer.cancel()
-        return _error(500, str(error))
+        return _error(400 if isinstance(error, SpecjaxError) else 500, str(error))
     except asyncio.CancelledError:
         answer.cancel()
         work.cancel()
