@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 HINT = "/new starts a new conversation, /quit ends; end a line with \\ to continue it"
 COMMAND = re.compile(r"/[a-z]+")
-MIN_LENGTH = 256  # prompts are padded to this times a power of two, to compile few programs
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _next_message() -> str | None:
 
 
 def _prompt(target: "LoadedTarget", messages: list[dict[str, str]]) -> "Prompt":
-    from specjax.decoding.prompt import chat_ids, from_ids
+    from specjax.decoding.prompt import chat_ids, doubled_length, from_ids
 
     ids = chat_ids(target.tokenizer, messages)
-    return from_ids([ids], max(MIN_LENGTH, 1 << (len(ids) - 1).bit_length()))
+    return from_ids([ids], doubled_length(ids))

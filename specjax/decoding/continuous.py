@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, Key
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import from_ids
+from specjax.decoding.prompt import doubled_length, from_ids
 from specjax.decoding.request import check_length, end_tokens
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState, Prefix
@@ -78,6 +78,11 @@ class QueuedPrompt(NamedTuple):
     ids: tuple[int, ...]
     key: Key[Array, ""]
 
+    @property
+    def width(self) -> int:
+        """The length that it is padded to."""
+        return doubled_length(self.ids, PREFILL_CHUNK)
+
 
 def generate_many(
     params: Any,
@@ -106,12 +111,12 @@ def generate_many(
     """
     engine = Engine(target, Autoregressive(), sampling, max_new_tokens, end_tokens(eos, target))
     while queue:
-        width = min(map(_width, queue))
+        width = min(prompt.width for prompt in queue)
         running: dict[int, QueuedPrompt] = {}  # by place in the batch
         batch = None
         while True:
             for place in sorted(set(range(batch_size)) - set(running)):
-                prompt = next((prompt for prompt in queue if _width(prompt) == width), None)
+                prompt = next((prompt for prompt in queue if prompt.width == width), None)
                 if prompt is None:
                     break
                 queue.remove(prompt)
@@ -131,13 +136,6 @@ def generate_many(
             for place in np.flatnonzero(is_done).tolist():
                 if place in running:
                     yield running.pop(place), tokens[place, : lengths[place]].tolist()
-
-
-def _width(prompt: QueuedPrompt) -> int:
-    width = PREFILL_CHUNK
-    while width < len(prompt.ids):
-        width *= 2
-    return width
 
 
 def _all_done(state: LoopState, batch_size: int) -> LoopState:

@@ -49,6 +49,16 @@ def padded_length(prompts: Sequence[Sized], bucket: int = BUCKET) -> int:
     return -(-max(map(len, prompts)) // bucket) * bucket
 
 
+def doubled_length(prompt: Sized, shortest: int = 256) -> int:
+    """Returns `shortest`, doubled until a prompt fits.
+
+    Pass it as `bucket` for prompts that come one by one, so that few programs are compiled.
+    """
+    while shortest < len(prompt):
+        shortest *= 2
+    return shortest
+
+
 def _array_of(number: int, tokens: Sequence[int]) -> np.ndarray:
     array = np.asarray(tokens)
     if array.size == 0:
