@@ -25,7 +25,7 @@ from specjax.core.memory import device_bytes
 from specjax.core.text import token_texts
 from specjax.decoding.drafter import Drafter, Params, Proposal
 from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt
+from specjax.decoding.prompt import Prompt, padded_length
 from specjax.decoding.state import Generation, LoopState
 from specjax.decoding.tree import DraftTree, Verification
 from specjax.loading.hub import POCKET
@@ -33,6 +33,7 @@ from specjax.loading.targets import LoadedTarget
 from specjax.loading.targets import load as load_target
 from specjax.models.target import ModelOutput
 from specjax.run.attribution import Span, sources_in_prompt, spans_of
+from specjax.run.engines import make_engine
 from specjax.run.runner import Runner
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ def trace_rounds(
 ) -> list[Round]:
     """Continues a prompt greedily and times the parts of every round, after compiling them."""
     ids = prompt.tokens[0, : prompt.length[0]].tolist()
-    method = "", target, drafter, drafter_params
-    runner = Runner.for_prompts(*method, [ids], max_new_tokens)
+    engine = make_engine(target, (drafter, drafter_params), max_new_tokens)
+    runner = Runner("", *engine, padded_length([ids]))
     for _ in range(2):  # the first run compiles
         rounds = list(timed_rounds(runner, ids))
     return rounds

@@ -19,7 +19,7 @@ from specjax import load, notebook
 from specjax.bench.measure import with_progress
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
-from specjax.bench.run import make_contestants
+from specjax.bench.run import make_runners
 from specjax.core.files import read_json, writable_folder
 from specjax.core.folder import RunFolder
 from specjax.run.runner import Runner
@@ -79,8 +79,7 @@ def run(options: TraceOptions) -> None:
     first, *others = requests_for(target, options.tasks, 1, options.max_new_tokens)
     prompts = [first, *others[-1:]]
     bench = BenchOptions(methods=options.methods, max_new_tokens=options.max_new_tokens)
-    made = make_contestants(target, bench, prompts, Condition(0.0, 1))
-    runners = [runner for runner in made if isinstance(runner, Runner)]
+    runners = make_runners(target, bench, prompts, Condition(0.0, 1))
     methods = trace(runners, [prompt.ids for prompt in prompts])
     RunFolder(folder).write_json(TRACES, {"methods": methods})
     rows = [

@@ -23,6 +23,7 @@ from benchmarks.harness import CYCLE, cycling, random_target
 from specjax import Engine, Generation, LoadedTarget, Params, Prompt, from_ids
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.run.engines import make_engine
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
@@ -232,8 +233,7 @@ class GpuBench:
         for name, own in made.items():
             if isinstance(own, Made):
                 script = script_of(own.drafter, own.params, text, 1.0)
-                engine = self._engine(target, Scripted(own.drafter))
-                engines[name] = engine, Params(target.params, script)
+                engines[name] = self._engine(target, Scripted(own.drafter), script)
         cases = {}
         for name, programs in compiled(engines, prompt, self.num_threads).items():
             if isinstance(programs, Failure):
@@ -254,14 +254,16 @@ class GpuBench:
         """Returns plain decoding, and its text."""
         place = group.context, group.batch
         if place not in self._plain:
-            engine, params = self._engine(target, Autoregressive()), Params(target.params)
+            engine, params = self._engine(target, Autoregressive())
             programs = needed(compiled({PLAIN: (engine, params)}, prompt, 1)[PLAIN])
             run = TimedRun(programs, params, prompt, self.new_tokens)
             self._plain[place] = run, run.once()[1].tokens
         return self._plain[place]
 
-    def _engine(self, target: LoadedTarget, drafter: Any) -> Engine:
-        return Engine(target.model, drafter, max_new_tokens=self.new_tokens)
+    def _engine(
+        self, target: LoadedTarget, drafter: Any, params: Any = None
+    ) -> tuple[Engine, Params]:
+        return make_engine(target, (drafter, params), self.new_tokens, ignore_eos=True)
 
     def _target_of(self, size: str) -> LoadedTarget:
         if self._target is None or self._target.name != size:

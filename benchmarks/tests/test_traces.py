@@ -10,9 +10,11 @@ import pytest
 from benchmarks.claims.traces import round_figures, trace
 from specjax import notebook
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.prompt import padded_length
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
+from specjax.run.engines import make_engine
 from specjax.run.runner import Runner
 
 CONFIG = TransformerConfig(64, 16, 24, 1, 2, 1, 8, max_position_embeddings=512)
@@ -31,7 +33,8 @@ FAST = by_hand("fast", 3e-3, [1, 1, 4, 3, 4, 4])
 def test_every_part_of_every_round_is_measured():
     model = Transformer(CONFIG)
     target = LoadedTarget(model, model.initialise(jax.random.key(0)), None, CONFIG, "tiny")
-    pld = Runner.for_prompts("pld", target, PromptLookup(), None, [PROMPT], max_new_tokens=20)
+    engine = make_engine(target, (PromptLookup(), None), max_new_tokens=20)
+    pld = Runner("pld", *engine, padded_length([PROMPT]))
     [timed] = trace([pld], [PROMPT])
     [text] = pld.read(pld.decode(pld.prefill(pld.prepare([PROMPT]))))
     assert (timed["num_rounds"], timed["accepted_length"]) == (text.rounds, 20 / text.rounds)

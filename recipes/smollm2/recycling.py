@@ -23,13 +23,13 @@ import numpy as np
 import tyro
 
 from recipes.smollm2.texts import questions_in
-from specjax import Params, from_ids, load
+from specjax import from_ids, load
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.chat import chat_ids
-from specjax.decoding import Engine
 from specjax.decoding.drafters.recycling import Recycling
 from specjax.decoding.state import LoopState
 from specjax.loading.targets import LoadedTarget
+from specjax.run.engines import make_engine
 
 Ranks = tuple[int, ...]  # a path
 WIDE, LONGEST = 96, 256  # nodes of the tree, tokens of a prompt
@@ -103,9 +103,8 @@ def right_paths(
     target: LoadedTarget, prompts: Iterable[Sequence[int]], max_new_tokens: int
 ) -> Iterator[Ranks]:
     """Yields the paths of all nodes that were accepted, that of the root being ()."""
-    engine = Engine(target.model, Wide(), max_new_tokens=max_new_tokens, eos=target.eos)
-    params, play = Params(target.params), jax.jit(engine.round)
-    table = None
+    engine, params = make_engine(target, (Wide(), None), max_new_tokens)
+    play, table = jax.jit(engine.round), None
     for prompt in prompts:
         state = engine.prefill(params, from_ids([prompt], LONGEST), jax.random.key(0))
         state = replace(state, drafter=state.drafter if table is None else table)

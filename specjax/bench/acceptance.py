@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.generate import speculative_generate
+from specjax.decoding.drafter import Drafter
 from specjax.decoding.prompt import from_ids, padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.models.sharding import DATA
+from specjax.run.engines import make_engine
 
 BATCH = 8  # prompts at a time, or on a mesh more, to spread evenly
 # Even an untrained head gets a token right sometimes: random heads of pocket reach 1.00 to 1.03.
@@ -76,6 +76,7 @@ def acceptance(
     """Measures the acceptance of a drafter on prompts, several at a time."""
     order = sorted(prompts, key=len)
     width = padded_length(order)
+    engine, params = make_engine(target, (drafter, drafter_params), max_new_tokens, sampling)
     total = np.zeros(drafter.max_depth + 2, np.int64)
     count = 1 if target.mesh is None else target.mesh.shape[DATA]
     size = -(-BATCH // count) * count
@@ -83,15 +84,6 @@ def acceptance(
         batch = list(order[first : first + size])
         num_prompts = len(batch)
         batch += batch[-1:] * (size - num_prompts)  # every batch has the same shape
-        out = speculative_generate(
-            Params(target.params, drafter_params),
-            from_ids(batch, width),
-            jax.random.key(seed + first),
-            target=target.model,
-            drafter=drafter,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            eos=target.eos,
-        )
+        out = engine.generate(params, from_ids(batch, width), jax.random.key(seed + first))
         total += np.asarray(out.stats.accepted_lengths)[:num_prompts].sum(axis=0)
     return Acceptance(tuple(total.tolist()))

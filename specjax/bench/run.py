@@ -26,6 +26,7 @@ from specjax.bench.options import (
     MethodVariant,
     names_in,
     parse_variants,
+    sources_in,
     variants_for,
 )
 from specjax.bench.report.terminal import show
@@ -38,6 +39,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.settings import check_fields
+from specjax.decoding.prompt import padded_length
 from specjax.loading.drafters import load_drafter
 from specjax.loading.hub import POCKET
 from specjax.loading.methods import METHODS
@@ -47,10 +49,33 @@ from specjax.loading.vocabularies import check_same_tokens
 from specjax.models.fingerprint import fingerprint
 from specjax.models.native import products
 from specjax.run.distillation import answers_of
+from specjax.run.engines import make_engine
 from specjax.run.runner import Runner
 from specjax.run.tasks import count_cut, read_tasks, task_prompts
 
 KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".split()
+
+
+def make_runners(
+    target: LoadedTarget,
+    options: BenchOptions,
+    prompts: Sequence[TaskPrompt],
+    condition: Condition,
+) -> list[Runner]:
+    """Makes plain decoding and the other methods in the order they are named."""
+    sampling = options.sampling(condition.temperature)
+    width = padded_length([prompt.ids for prompt in prompts])
+    variants = {PLAIN: MethodVariant(PLAIN)}
+    variants |= variants_for(options.methods, options.drafter, options.set, target)
+    made: list[Runner] = []
+    heads: dict[Any, Any] = {}  # variants that read the same head share one copy
+    for name, (method, source, fixed) in variants.items():
+        drafter, params = load_drafter(method, target, source, **fixed)
+        if head := METHODS[method].head:
+            params = heads.setdefault((head.kind, source or METHODS[method].part), params)
+        engine = make_engine(target, (drafter, params), options.max_new_tokens, sampling)
+        made.append(Runner(name, *engine, width, options.seed))
+    return made
 
 
 def make_contestants(
@@ -60,26 +85,16 @@ def make_contestants(
     condition: Condition,
 ) -> list[Contestant]:
     """Makes plain decoding, the other methods in the order they are named, then peers."""
-    sampling = options.sampling(condition.temperature)
-    ids = [prompt.ids for prompt in prompts]
-    variants = {PLAIN: MethodVariant(PLAIN)}
-    variants |= variants_for(options.methods, options.drafter, options.set, target)
-    made: list[Contestant] = []
-    heads: dict[Any, Any] = {}  # variants that read the same head share one copy
-    for name, (method, source, fixed) in variants.items():
-        drafter, params = load_drafter(method, target, source, **fixed)
-        if head := METHODS[method].head:
-            params = heads.setdefault((head.kind, source or METHODS[method].part), params)
-        settings = ids, options.max_new_tokens, sampling, options.seed
-        made.append(Runner.for_prompts(name, target, drafter, params, *settings))
+    made: list[Contestant] = [*make_runners(target, options, prompts, condition)]
     if names_in(options.peers) and condition.temperature == 0:
-        source = variants["draft-model"].source if "draft-model" in variants else None
+        source = sources_in(options.drafter).get("draft-model")
         has_draft = target.name == POCKET or source
         draft = load_draft(target, source) if has_draft else None
         if draft is not None:
             check_same_tokens(target, draft)
         peers = companion("peers")
-        work = peers.Work(target, draft, max(map(len, ids)), options.max_new_tokens)
+        longest = max(len(prompt.ids) for prompt in prompts)
+        work = peers.Work(target, draft, longest, options.max_new_tokens)
         made += peers.peers(names_in(options.peers), work, condition.batch_size)
     return made
 
@@ -160,9 +175,13 @@ def about(
     """
     for name in names_in(options.peers):
         companion("peers").PEERS[name].check(target)
-    condition = Condition(options.temperatures[0], 1)
-    runners = _runners(target, options, prompts, condition)
-    _check_memory(runners, prompts, max(options.batch_sizes))
+    runners = make_runners(target, options, prompts, Condition(options.temperatures[0], 1))
+    for runner in runners:
+        padded, _ = runner.prepare([prompts[0].ids] * max(options.batch_sizes))
+        try:
+            runner.engine.check(runner.params, padded, room=1)  # texts may end with the window
+        except SpecjaxError as error:
+            raise SpecjaxError(f"{runner.name}: {error}") from None
     checksum = zlib.crc32(json.dumps([(prompt.kind, prompt.ids) for prompt in prompts]).encode())
     return {
         "target": target.name,
@@ -249,24 +268,3 @@ class Benchmark:
         if rows:
             self.results.write_rows(rows)
         return rows
-
-
-def _check_memory(
-    runners: Sequence[Runner], prompts: Sequence[TaskPrompt], batch_size: int
-) -> None:
-    for runner in runners:
-        padded, _ = runner.prepare([prompts[0].ids] * batch_size)
-        try:
-            runner.engine.check(runner.params, padded, room=1)  # texts may end with the window
-        except SpecjaxError as error:
-            raise SpecjaxError(f"{runner.name}: {error}") from None
-
-
-def _runners(
-    target: LoadedTarget,
-    options: BenchOptions,
-    prompts: Sequence[TaskPrompt],
-    condition: Condition,
-) -> list[Runner]:
-    made = make_contestants(target, replace(options, peers=""), prompts, condition)
-    return [contestant for contestant in made if isinstance(contestant, Runner)]

@@ -8,7 +8,6 @@ tokens have almost the same logit. In float32, and on a CPU, it must not.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from specjax.models.quantize import compute_dtype
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
 from specjax.run.runner import trial_key
+from specjax.run.text import num_equal
 
 # The maximum difference of a near tie's logits, in units in the last place of the largest logit.
 # Random models of 6 and 12 layers in bfloat16 never differed by more than 1.4.
@@ -62,10 +62,10 @@ class NearTies:
         The gap is the distance of the worse of their two tokens from the best, over the top logit;
         it is infinite if one text continues where the other ends.
         """
-        pairs = list(zip(texts.tokens, texts.plain, strict=False))
-        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if at == len(pairs):
+        at = num_equal(texts.tokens, texts.plain)
+        if at == min(len(texts.tokens), len(texts.plain)):
             return at, math.inf
+        differing = jnp.asarray([texts.tokens[at], texts.plain[at]])
         keys = sequence_keys(trial_key(self.seed, texts.trial), texts.batch_size)
         logits, scores = _next_token(
             self.target.params,
@@ -76,7 +76,7 @@ class NearTies:
             sampling=self.sampling,
         )
         unit = 1 if self.sampling.is_greedy else max(self.sampling.temperature, MIN_TEMPERATURE)
-        below = jnp.max(scores) - jnp.min(scores[jnp.asarray(pairs[at])])
+        below = jnp.max(scores) - jnp.min(scores[differing])
         return at, float(below * unit / jnp.max(jnp.abs(logits)))
 
 

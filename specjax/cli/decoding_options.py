@@ -12,7 +12,6 @@ from specjax.core.settings import setting
 
 if TYPE_CHECKING:
     from specjax.cli.generation import GenerationRequest
-    from specjax.decoding.automaton import Automaton
     from specjax.decoding.drafter import Drafter
     from specjax.decoding.prompt import Prompt
     from specjax.decoding.sampling import Sampling
@@ -35,17 +34,13 @@ class TargetOptions:
     layer. By default one device; training uses all of them for data."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
-        """Loads the target; `others` override the options. The process keeps its programs."""
+        """Loads the target; `others` are its other arguments. The process keeps its programs."""
         from specjax.cli.environment import use_compilation_cache
         from specjax.loading.targets import load
 
         use_compilation_cache()
-        options: dict[str, Any] = {
-            "dtype": self.dtype,
-            "quantize": self.quantize,
-            "mesh": self.mesh,
-        }
-        return load(self.target, **(options | others))
+        options: dict[str, Any] = {"mesh": self.mesh} | others
+        return load(self.target, dtype=self.dtype, quantize=self.quantize, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class PassOptions(TargetOptions):
     more. Useful in 16 bits; not needed on a CPU."""
 
     def load_target(self, **others: Any) -> "LoadedTarget":
-        return super().load_target(**({"padded_width": self.padded_width} | others))
+        return super().load_target(padded_width=self.padded_width, **others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,36 +133,30 @@ class DecodingOptions(MethodOptions):
     def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
         """Returns the target and a function from prompts to requests."""
         from specjax.cli.generation import GenerationRequest
-        from specjax.decoding.drafter import Params
-        from specjax.decoding.engine import Engine
-        from specjax.loading.grammar import with_grammar
+        from specjax.core.files import expand_user, read_json
+        from specjax.loading.grammar import load_grammar
+        from specjax.run.engines import make_engine
         from specjax.run.runner import Runner
 
         if "" in self.stop:
             raise SpecjaxError("--stop is empty; pass the text to stop at")
-        target, (drafter, params) = self.load_method()
+        target, drafter = self.load_method()
         if self.stop:
             target.require_tokenizer()
-        eos = () if self.ignore_eos else target.eos
-        sampling, automata = with_grammar(self._sampling(target), self._grammar(target))
-        engine = Engine(target.model, drafter, sampling, self.max_new_tokens, eos)
+        sampling = self._sampling(target)
+        schema = None if self.json_schema is None else read_json(expand_user(self.json_schema))
+        grammar = {"json_schema": schema, "regex": self.regex, "choices": self.choices}
+        automaton = load_grammar(target, **grammar)
+        settings = self.max_new_tokens, sampling, automaton, self.ignore_eos
+        engine = make_engine(target, drafter, *settings)
 
         def request(prompt: "Prompt") -> GenerationRequest:
-            all_params = Params(target.params, params, automata)
-            runner = Runner(self.method, engine, all_params, prompt.tokens.shape[1], self.seed)
+            runner = Runner(self.method, *engine, prompt.tokens.shape[1], self.seed)
             return GenerationRequest(runner, target, prompt, self.stop)
 
         return target, request
 
-    def _grammar(self, target: "LoadedTarget") -> "Automaton | None":
-        from specjax.core.files import expand_user, read_json
-        from specjax.loading.grammar import load_grammar
-
-        file = self.json_schema
-        schema = None if file is None else read_json(expand_user(file))
-        return load_grammar(target, json_schema=schema, regex=self.regex, choices=self.choices)
-
-    def _sampling(self, target: "LoadedTarget", **others: Any) -> "Sampling":
+    def _sampling(self, target: "LoadedTarget") -> "Sampling":
         from specjax.core.text import token_ids
         from specjax.decoding.sampling import Sampling
 
@@ -176,7 +165,7 @@ class DecodingOptions(MethodOptions):
         settings["logit_bias"] = tuple(map(_read_bias, self.logit_bias))
         if self.bad_words:
             settings["bad_words"] = token_ids(target.require_tokenizer(), self.bad_words)
-        return Sampling(**settings, **others)
+        return Sampling(**settings)
 
 
 def _read_bias(text: str) -> tuple[int, float]:

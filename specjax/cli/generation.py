@@ -66,10 +66,9 @@ class GenerationRequest:
 
         `show` gets the text as it grows, every few rounds; its own time does not count.
         """
-        if self.stop and show is None:
-            show = lambda generation: None  # noqa: E731
         begin = self._begin if self.is_turn else None
-        return self.runner.run(self._prepared, begin, show, self._is_stopped)
+        is_over = self._is_stopped if self.stop else None
+        return self.runner.run(self._prepared, begin, show, is_over)
 
     @property
     def _prepared(self) -> Prepared:
@@ -79,7 +78,7 @@ class GenerationRequest:
         return self.engine.resume(self.runner.params, self.earlier, *self._prepared)
 
     def _is_stopped(self, generation: Generation) -> bool:
-        return bool(self.stop) and self.finish(generation).finish_reason == "stop"
+        return self.finish(generation).finish_reason == "stop"
 
     def finish(self, generation: Generation) -> Completion:
         """Returns the text up to the first stop text."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from specjax.core.text import safe_console, token_texts
 from specjax.decoding.automaton import Grammar
 from specjax.decoding.sampling import LOSSY
 from specjax.run.runner import TimedRun
+from specjax.run.text import num_equal
 
 UNFINISHED = "the text ended before its grammar did; raise --max-new-tokens"
 
@@ -142,9 +142,8 @@ def _comparison(result: TimedText, plain: TimedText) -> str:
         is_quantized = target.dtype_name != target.dtype.name
         other = f" to those of the {target.dtype_name} target" if is_quantized else ""
         return f"{ratio}; all {len(result.tokens)} tokens are equal{other}"
-    pairs = zip(result.tokens, plain.tokens, strict=False)
-    num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    count = num_equal(result.tokens, plain.tokens)
     return (
-        f"{ratio}; only the first {num_equal} tokens are equal: two logits may have been too "
+        f"{ratio}; only the first {count} tokens are equal: two logits may have been too "
         f"close for {target.dtype_name} to rank"
     )

@@ -19,18 +19,18 @@ class LiveText:
 
     def __init__(self, tokenizer: Any, console: Console, stops: Sequence[str] = ()):
         self._ending, self._console = EndingText(tokenizer, stops), console
-        self._num_tokens = self._num_shown = 0
+        self._num_shown = 0
         self._drafted: list[bool] = []  # of each character, whether it was drafted
 
     def add(self, generation: Generation) -> None:
         """Prints the text that is new in `generation`."""
         length = int(generation.length[0])
-        tokens = np.asarray(generation.tokens)[0, self._num_tokens : length]
-        drafted = np.asarray(generation.from_draft)[0, self._num_tokens : length]
+        new = slice(self._ending.num_tokens, length)
+        tokens = np.asarray(generation.tokens)[0, new]
+        drafted = np.asarray(generation.from_draft)[0, new]
         for token, is_drafted in zip(tokens, drafted, strict=True):
             self._ending.add(int(token))
             self._drafted += [bool(is_drafted)] * (len(self._ending.text) - len(self._drafted))
-        self._num_tokens = length
         self._show(self._ending.num_settled)
 
     def finish(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key
 
 from specjax.core.errors import check_whole
@@ -13,6 +13,8 @@ from specjax.decoding.request import check_key, end_tokens
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState
 from specjax.models.target import Target
+
+ROUNDS_PER_CALL = 4  # between two looks at the text
 
 
 def speculative_generate(
@@ -65,7 +67,7 @@ def stream(
     sampling: Sampling = Sampling(),
     max_new_tokens: int = 256,
     eos: Iterable[int] | int | None = None,
-    rounds_per_call: int = 4,
+    rounds_per_call: int = ROUNDS_PER_CALL,
 ) -> Iterator[Generation]:
     """Generates as `speculative_generate` does, yielding all new tokens so far every few rounds.
 
@@ -81,13 +83,13 @@ def stream(
 
 
 def stream_states(
-    engine: Engine, params: Params, state: LoopState, rounds_per_call: int = 4
+    engine: Engine, params: Params, state: LoopState, rounds_per_call: int = ROUNDS_PER_CALL
 ) -> Iterator[tuple[Generation, LoopState]]:
     """Yields all new tokens so far and the state, which the next step donates."""
     is_done, max_rounds = False, 0
     while not is_done:
         max_rounds += rounds_per_call
         state = engine.run(params, state, max_rounds)
-        generation, is_done = engine.generation(state), bool(jnp.all(state.is_done))
+        generation, is_done = engine.generation(state), bool(np.asarray(state.is_done).all())
         generation.check()
         yield generation, state

@@ -1,12 +1,10 @@
 """Loads a grammar, from a JSON schema, a regular expression or choices, for a target's tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.automaton import Automaton, Grammar, token_automaton
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.automaton import Automaton, token_automaton
 from specjax.loading.json_schema import literal, schema_regex
 from specjax.loading.targets import LoadedTarget
 from specjax.loading.vocabularies import token_bytes
@@ -46,13 +44,3 @@ def load_grammar(
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     target_tokens = token_bytes(tokenizer), target.eos, target.config.vocab_size
     return token_automaton(regex, *target_tokens, encode)
-
-
-def with_grammar(
-    sampling: Sampling, automaton: Automaton | None
-) -> tuple[Sampling, tuple[Automaton | None, ...]]:
-    """Returns the sampling with the processor of a grammar, and `Params.processors`."""
-    if automaton is None:
-        return sampling, ()
-    arrays = *[None] * len(sampling.processors), automaton
-    return replace(sampling, processors=(*sampling.processors, Grammar())), arrays

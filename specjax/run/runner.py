@@ -14,11 +14,9 @@ from jaxtyping import Array, Key
 
 from specjax.decoding.drafter import Params
 from specjax.decoding.engine import Engine
-from specjax.decoding.generate import stream_states
-from specjax.decoding.prompt import Prompt, from_ids, padded_length
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.generate import ROUNDS_PER_CALL, stream_states
+from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.state import Generation, LoopState
-from specjax.loading.targets import LoadedTarget
 from specjax.models.fingerprint import params_fingerprint
 from specjax.models.quantize import dtype_name
 
@@ -78,23 +76,6 @@ class Runner:
 
     has_prefill = True  # `prefill` is timed separately
 
-    @classmethod
-    def for_prompts(
-        cls,
-        name: str,
-        target: LoadedTarget,
-        drafter: Any,
-        drafter_params: Any,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        sampling: Sampling = Sampling(),
-        seed: int = 0,
-    ) -> "Runner":
-        """Makes the runner that continues these prompts of token ids."""
-        engine = Engine(target.model, drafter, sampling, max_new_tokens, target.eos)
-        params = Params(target.params, drafter_params)
-        return cls(name, engine, params, padded_length(prompts), seed)
-
     @property
     def dtype(self) -> str:
         """The dtype of the target's weights and compute."""
@@ -140,7 +121,7 @@ class Runner:
         prepared: Prepared,
         begin: Callable[[], LoopState] | None = None,
         show: Callable[[Generation], None] | None = None,
-        is_over: Callable[[Generation], bool] = lambda generation: False,
+        is_over: Callable[[Generation], bool] | None = None,
     ) -> TimedRun:
         """Prefills and decodes, and times both.
 
@@ -148,36 +129,23 @@ class Runner:
             prepared: prompts and key.
             begin: replaces the prefill, as in a later turn of a conversation.
             show: called with the text every few rounds; its own time does not count.
-            is_over: ends the text early. It is called with `show` only.
+            is_over: called with the text every few rounds; ends it early.
         """
         started = time.perf_counter()
         state = jax.block_until_ready(begin()) if begin else self.prefill(prepared)
-        prefilled = time.perf_counter()
-        if show is None:
-            generation, state = self.decode(state)
-            seconds = time.perf_counter() - prefilled
-        else:
-            generation, state, seconds = self._run_in_parts(state, show, is_over)
-        generation.check()
-        return TimedRun(generation, state, prefilled - started, seconds)
-
-    def _run_in_parts(
-        self,
-        state: LoopState,
-        show: Callable[[Generation], None],
-        is_over: Callable[[Generation], bool],
-    ) -> tuple[Generation, LoopState, float]:
-        started = time.perf_counter()
-        parts = stream_states(self.engine, self.params, state)
-        (generation, state), seconds = next(parts), time.perf_counter() - started
+        prefill_seconds = time.perf_counter() - started
+        is_watched = show is not None or is_over is not None
+        rounds_per_call = ROUNDS_PER_CALL if is_watched else self.engine.max_new_tokens
+        parts = stream_states(self.engine, self.params, state, rounds_per_call)
+        decode_seconds = 0.0
         while True:
-            show(generation)
             started = time.perf_counter()
-            following = None if is_over(generation) else next(parts, None)
-            seconds += time.perf_counter() - started
-            if following is None:
-                return generation, state, seconds
-            generation, state = following
+            generation, state = next(parts)
+            decode_seconds += time.perf_counter() - started
+            if show is not None:
+                show(generation)
+            if np.asarray(state.is_done).all() or (is_over is not None and is_over(generation)):
+                return TimedRun(generation, state, prefill_seconds, decode_seconds)
 
     # ---- After timing ---------------------------------------------------------------------------
 

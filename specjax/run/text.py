@@ -11,18 +11,17 @@ import numpy as np
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError
 from specjax.core.text import EndingText, token_ids
-from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.engine import Engine
-from specjax.decoding.generate import stream_states
+from specjax.decoding.drafter import Drafter
+from specjax.decoding.generate import ROUNDS_PER_CALL, stream_states
 from specjax.decoding.prompt import chat_ids, encode, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation
 from specjax.loading.drafters import load_drafter
-from specjax.loading.grammar import load_grammar, with_grammar
+from specjax.loading.grammar import load_grammar
 from specjax.loading.targets import LoadedTarget, load
+from specjax.run.engines import make_engine
 
 Prompts = str | Sequence[Message] | Sequence[str] | Sequence[Sequence[Message]]
-ROUNDS_PER_CALL = 4  # between two looks at the text
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def generate_text(
         SpecjaxError: for a target without a tokenizer, a method that this target cannot have, an
             unknown option, or a prompt that is empty or too long.
     """
-    *_, last = _parts(
+    *_, last = stream_text(
         *(target, prompt, method),
         chat=chat,
         sampling=sampling,
@@ -90,7 +89,7 @@ def generate_text(
         rounds_per_call=ROUNDS_PER_CALL if stop else max_new_tokens,
         **settings,
     )
-    return last[0] if _is_one(prompt) else last
+    return last
 
 
 def stream_text(
@@ -127,7 +126,7 @@ def _parts(
 ) -> Iterator[list[Completion]]:
     target = target if isinstance(target, LoadedTarget) else load(target)
     tokenizer = target.require_tokenizer()
-    drafter, drafter_params = load_drafter(method, target) if isinstance(method, str) else method
+    drafter = load_drafter(method, target) if isinstance(method, str) else method
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stops:
         raise SpecjaxError("stop holds an empty text; pass the texts to stop at")
@@ -138,19 +137,16 @@ def _parts(
         if is_chat
         else encode(tokenizer, list(prompts))
     )
-    eos = () if ignore_eos else target.eos
     automaton = load_grammar(target, json_schema=json_schema, regex=regex, choices=choices)
     sampling = _with_settings(sampling, settings, tokenizer)
-    sampling, automata = with_grammar(sampling, automaton)
-    engine = Engine(target.model, drafter, sampling, max_new_tokens, eos)
-    params, key = Params(target.params, drafter_params, automata), jax.random.key(seed)
+    engine, params = make_engine(target, drafter, max_new_tokens, sampling, automaton, ignore_eos)
     engine.check(params, encoded)
-    state = engine.prefill(params, encoded, key)
+    state = engine.prefill(params, encoded, jax.random.key(seed))
     endings = [EndingText(tokenizer, stops) for _ in prompts]
     for generation, after in stream_states(engine, params, state, rounds_per_call):
         generation, is_done = jax.device_get((generation, after.is_done))
         parts = [
-            completion(ending, generation, number, eos, bool(is_done[number]))
+            completion(ending, generation, number, engine.eos, bool(is_done[number]))
             for number, ending in enumerate(endings)
         ]
         yield parts
@@ -202,19 +198,26 @@ def completion(
     )
 
 
+def num_equal(tokens: Sequence[int] | np.ndarray, others: Sequence[int] | np.ndarray) -> int:
+    """Returns the number of tokens that two texts both begin with."""
+    length = min(len(tokens), len(others))
+    different = np.flatnonzero(np.asarray(tokens[:length]) != np.asarray(others[:length]))
+    return int(different[0]) if len(different) else length
+
+
 def _logprobs(
     generation: Generation, sequence: int, tokens: Sequence[int], records: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], ...] | None:
     if generation.logprobs is None:
         return None
-    num_known = len(records)
-    records += [{"token": token} for token in tokens[num_known:]]
-    kinds = {"raw": generation.logprobs.raw, "processed": generation.logprobs.processed}
-    for name, values in jax.device_get(kinds).items():
-        for place, record in enumerate(records[num_known:], num_known):
-            top = zip(
-                *(x[sequence, place].tolist() for x in (values.top_tokens, values.top)), strict=True
-            )
+    logprobs = jax.device_get(generation.logprobs)
+    kinds = {"raw": logprobs.raw, "processed": logprobs.processed}
+    for place in range(len(records), len(tokens)):
+        record: dict[str, Any] = {"token": tokens[place]}
+        for name, values in kinds.items():
+            top_tokens, top = values.top_tokens[sequence, place], values.top[sequence, place]
+            pairs = zip(top_tokens.tolist(), top.tolist(), strict=True)
             record[name] = float(values.token[sequence, place])
-            record[f"top_{name}"] = [(token, value) for token, value in top if np.isfinite(value)]
+            record[f"top_{name}"] = [(token, value) for token, value in pairs if np.isfinite(value)]
+        records.append(record)
     return tuple(records)

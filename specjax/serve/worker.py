@@ -5,7 +5,7 @@ import json
 import threading
 import traceback
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -22,14 +22,15 @@ from specjax.decoding.automaton import Automaton
 from specjax.decoding.continuous import Batch
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt, from_ids
+from specjax.decoding.generate import ROUNDS_PER_CALL
+from specjax.decoding.prompt import doubled_length, from_ids
 from specjax.decoding.state import Generation, Prefix
-from specjax.loading.grammar import load_grammar, with_grammar
+from specjax.loading.grammar import load_grammar
 from specjax.loading.targets import LoadedTarget
-from specjax.run.text import ROUNDS_PER_CALL, Completion, completion
+from specjax.run.engines import make_engine
+from specjax.run.text import Completion, completion, num_equal
 from specjax.serve.requests import TextRequest
 
-SHORTEST = 256  # prompts are padded to this times a power of two, to compile few programs
 SHORTEST_PREFIX = 32  # tokens of an earlier text that are worth reusing
 MAX_GRAMMARS = 32  # kept
 MAX_PROGRAMS = 32  # settings whose programs are kept; then all are dropped
@@ -55,8 +56,8 @@ class Job:
     @cached_property
     def program(self) -> Any:
         """Jobs for which this is equal can share a batch."""
-        schema = self.request.json_schema
-        return self.request.sampling, json.dumps(schema), _width(self.ids)
+        schema = json.dumps(self.request.json_schema)
+        return self.request.sampling, schema, doubled_length(self.ids)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -111,9 +112,10 @@ class Worker:
                     f"max_tokens {max_tokens} is above this server's limit, {self.max_new_tokens}"
                 )
             jobs.append(Job(request, ids, max_tokens))
-            engine, params = self._request(request)
+            engine, params = self._engine(request)
+            width = doubled_length(ids)
             # Memory is checked when the job begins, and the one before has freed its own.
-            engine.check(params, _padded(ids), max_tokens, with_memory=False)
+            engine.check(params, from_ids([ids], width), max_tokens, with_memory=False)
         with self._has_changed:
             waiting = [job for job in self._waiting if not job.is_cancelled]
             if len(waiting) + len(jobs) > self._max_waiting:
@@ -176,10 +178,9 @@ class Worker:
                 job = self._next_job(first.program, is_first=True)
 
     def _batch(self, job: Job) -> Batch:
-        request, schema = job.request, job.request.json_schema
-        automaton = None if schema is None else self._grammar(json.dumps(schema))
-        engine, params = self._request(request, automaton)
-        prompts = from_ids([job.ids] * self._batch_size, _width(job.ids))
+        automaton = self._grammar(json.dumps(job.request.json_schema))
+        engine, params = self._engine(job.request, automaton)
+        prompts = from_ids([job.ids] * self._batch_size, doubled_length(job.ids))
         try:
             engine.check(params, prompts, job.max_tokens)
         except SpecjaxError:
@@ -192,11 +193,11 @@ class Worker:
         return Batch(engine, params, self._batch_size)
 
     def _begin(self, batch: Batch, place: int, job: Job) -> None:
-        ids = np.asarray(job.ids)
-        shared = [(_num_shared(ids, text), prefix) for text, prefix in self._prefixes]
+        shared = [(num_equal(job.ids, text), prefix) for text, prefix in self._prefixes]
         num_shared, prefix = max(shared, key=itemgetter(0), default=(0, None))
         prefix = None if num_shared < SHORTEST_PREFIX else prefix
-        prompt, key = _padded(job.ids), jax.random.key(job.request.seed)
+        prompt = from_ids([job.ids], doubled_length(job.ids))
+        key = jax.random.key(job.request.seed)
         batch.put(place, batch.engine.resume(batch.params, prefix, prompt, key))
         job.ending = EndingText(self.target.require_tokenizer(), job.request.stop)
 
@@ -223,21 +224,18 @@ class Worker:
         """Keeps a text in the place of those that it continues, or of the oldest."""
         new_tokens = generation.tokens[0, : generation.length[0]]
         text = np.concatenate([np.asarray(job.ids), new_tokens])
-        others = [kept for kept in self._prefixes if _num_shared(text, kept[0]) < len(kept[0])]
+        others = [kept for kept in self._prefixes if num_equal(text, kept[0]) < len(kept[0])]
         self._prefixes.clear()
         self._prefixes.extend([*others, (text, prefix)])
 
-    def _request(
+    def _engine(
         self, request: TextRequest, automaton: Automaton | None = None
     ) -> tuple[Engine, Params]:
-        sampling, automata = with_grammar(request.sampling, automaton)
-        target, (drafter, params) = self.target, self._drafter
-        engine = Engine(target.model, drafter, sampling, self.max_new_tokens, target.eos)
-        return engine, Params(target.params, params, automata)
+        method = self.target, self._drafter, self.max_new_tokens
+        return make_engine(*method, request.sampling, automaton)
 
     def _load_grammar(self, schema: str) -> Automaton | None:
-        values: Mapping[str, Any] = json.loads(schema)
-        return load_grammar(self.target, json_schema=values)
+        return load_grammar(self.target, json_schema=json.loads(schema))
 
     def _limit_programs(self, program: Any) -> None:
         """Drops all compiled programs once there are many, since each takes memory."""
@@ -267,18 +265,3 @@ def _part(job: Job, generation: Generation, eos: tuple[int, ...], is_done: bool)
     assert job.ending is not None
     is_done |= int(generation.length[0]) >= job.max_tokens
     return completion(job.ending, generation, 0, eos, is_done)
-
-
-def _num_shared(text: np.ndarray, other: np.ndarray) -> int:
-    """Returns the number of tokens that both begin with."""
-    length = min(len(text), len(other))
-    different = np.flatnonzero(text[:length] != other[:length])
-    return int(different[0]) if len(different) else length
-
-
-def _width(ids: tuple[int, ...]) -> int:
-    return max(SHORTEST, 1 << max(len(ids) - 1, 0).bit_length())
-
-
-def _padded(ids: tuple[int, ...]) -> Prompt:
-    return from_ids([ids], _width(ids))

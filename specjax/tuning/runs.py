@@ -8,9 +8,11 @@ from typing import Any
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
 from specjax.bench.results import Point
 from specjax.decoding.drafter import Drafter
+from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
 from specjax.run.distillation import answers_of
+from specjax.run.engines import make_engine
 from specjax.run.runner import Runner
 from specjax.run.tasks import read_tasks, task_prompts
 
@@ -42,8 +44,9 @@ class Workload:
 
     def runner(self, name: str, drafter: Drafter, params: Any = None) -> Runner:
         """Returns the runner of a drafter, after compiling everything and running it once."""
-        method = name, self.target, drafter, params
-        runner = Runner.for_prompts(*method, self.prompts, self.max_new_tokens, self.sampling)
+        method = drafter, params
+        engine = make_engine(self.target, method, self.max_new_tokens, self.sampling)
+        runner = Runner(name, *engine, padded_length(self.prompts))
         prepared = runner.prepare([self.prompts[0]])
         runner.engine.warm_up(runner.params, *prepared)
         runner.run(prepared)

@@ -1,0 +1,37 @@
+"""Builds the engine and the params that decode with a loaded target and a loaded drafter."""
+
+from dataclasses import replace
+from typing import Any
+
+from specjax.decoding.automaton import Automaton, Grammar
+from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding.engine import Engine
+from specjax.decoding.sampling import Sampling
+from specjax.loading.targets import LoadedTarget
+
+
+def make_engine(
+    target: LoadedTarget,
+    drafter: tuple[Drafter, Any],
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    automaton: Automaton | None = None,
+    ignore_eos: bool = False,
+) -> tuple[Engine, Params]:
+    """Returns an engine and its params; nothing is checked or compiled yet.
+
+    Args:
+        target: from `specjax.load`.
+        drafter: with its params, from `specjax.load_drafter`.
+        max_new_tokens: maximum number of new tokens per sequence.
+        sampling: temperature, filters, and the verification rule.
+        automaton: of the grammar that a text follows, from `specjax.load_grammar`.
+        ignore_eos: whether to go on after EOS.
+    """
+    processors: tuple[Any, ...] = ()
+    if automaton is not None:
+        processors = (*[None] * len(sampling.processors), automaton)
+        sampling = replace(sampling, processors=(*sampling.processors, Grammar()))
+    eos = () if ignore_eos else target.eos
+    engine = Engine(target.model, drafter[0], sampling, max_new_tokens, eos)
+    return engine, Params(target.params, drafter[1], processors)
