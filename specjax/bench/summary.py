@@ -280,7 +280,7 @@ def _throughput(run: Iterable[Sample]) -> float:
 
 def _tau(samples: Sequence[Sample]) -> float:
     texts = [text for sample in samples for text in sample.texts]
-    return 1 + sum(text.num_drafted for text in texts) / max(1, sum(text.rounds for text in texts))
+    return 1 + sum(text.num_accepted for text in texts) / max(1, sum(text.rounds for text in texts))
 
 
 def _middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:

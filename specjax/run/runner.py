@@ -45,7 +45,7 @@ class GeneratedText(NamedTuple):
     accepted: int | None = None  # drafted tokens, including those cut off the text; None: unknown
 
     @property
-    def num_drafted(self) -> int:
+    def num_accepted(self) -> int:
         """Drafted tokens that were accepted; if unknown, all but one token of each round."""
         return len(self.tokens) - self.rounds if self.accepted is None else self.accepted
 
