@@ -1,13 +1,14 @@
 """Sweeps the rules of a draft model for the fastest one (DISCO, section 5 and appendix D)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import AnyThreshold, ThresholdRule
+from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule, State, ThresholdRule
 from specjax.tuning.runs import Report, Workload
 
 Settings = dict[str, Any]
@@ -15,6 +16,22 @@ Settings = dict[str, Any]
 LENGTHS = (1, 2, 3, 4, 5, 7, 10)
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MAX_LENGTHS = (5, 10, 20)
+
+
+@dataclass(frozen=True)
+class AnyThreshold(LengthRule):
+    """A rule whose threshold is one of its params, so that all thresholds share a program.
+
+    Params are `{"threshold": scalar, "rule": those of the rule}`.
+    """
+
+    rule: ThresholdRule
+
+    def check(self, params: Any) -> None:
+        self.rule.check(params["rule"])
+
+    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
+        return self.rule.score(params["rule"], last) >= params["threshold"]
 
 
 def tune_length(workload: Workload, drafter: DraftModel, params: Any, report: Report) -> Settings:

@@ -8,7 +8,7 @@ from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import Generation, Stats
-from specjax.decoding.tree import DraftTree, LogProbs, chain, from_choices, merge_paths
+from specjax.decoding.tree import DraftTree, LogProbs, chain, merge_paths
 
 __all__ = [
     # generate
@@ -36,6 +36,5 @@ __all__ = [
     "Proposal",
     "Start",
     "chain",
-    "from_choices",
     "merge_paths",
 ]

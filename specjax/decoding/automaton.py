@@ -111,7 +111,7 @@ def token_automaton(
         is_sure = len(others) > (0 if is_whole else 1) and first in usable
         if is_sure and text.startswith(usable[first]) and likely[place] == FREE:
             likely[place] = first
-    missing = [(0, _bucket(size) - size) for size in after.shape]
+    missing = [(0, max(BUCKET, 1 << (size - 1).bit_length()) - size) for size in after.shape]
     after = np.pad(after, missing, constant_values=DEAD)
     likely = np.pad(likely, missing[0], constant_values=FREE)
     arrays = after.astype(np.int16), class_of.astype(np.int32), likely.astype(np.int32)
@@ -147,10 +147,6 @@ def _runs(
                 break
             text, state = text + bytes(options), bytes_after[state, options[0]]
         yield text, bool(is_final[state] and not is_live[state].any())
-
-
-def _bucket(size: int) -> int:
-    return max(BUCKET, 1 << (size - 1).bit_length())
 
 
 def _classes(

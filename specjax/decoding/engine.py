@@ -87,11 +87,7 @@ class Engine:
         return _generate(params, prompt, key, max_rounds, engine=self)
 
     def check(
-        self,
-        params: Params,
-        prompt: Prompt,
-        room: int | None = None,
-        with_memory: bool = True,
+        self, params: Params, prompt: Prompt, room: int | None = None, with_memory: bool = True
     ) -> None:
         """Validates a request before compilation; `room` new tokens must fit the positions.
 

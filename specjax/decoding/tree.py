@@ -15,6 +15,8 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_tokens
 
+Choices = tuple[tuple[int, ...], ...]  # the paths of a static tree, as ranks below the root
+
 NO_PARENT = -1
 NO_BONUS = -1  # the target's logits were not finite
 
@@ -135,37 +137,12 @@ def root_only(like: DraftTree, root: Int[Array, " B"]) -> DraftTree:
     )
 
 
-def from_choices(
-    root: Int[Array, " B"], candidates: Int[Array, "B D K"], choices: tuple[tuple[int, ...], ...]
-) -> DraftTree:
-    """Returns a tree of static shape over candidates per depth (Medusa's `choices`).
-
-    Choice (r1, ..., rd) is a node at depth d with the token `candidates[:, d - 1, rd]`, a child of
-    choice (r1, ..., rd-1). Ranks count from 0; candidates of one depth must be distinct.
-    """
-    ordered, parents = sorted_choices(choices)
-    _, num_depths, num_candidates = candidates.shape
-    for choice in ordered:
-        if len(choice) > num_depths or max(choice) >= num_candidates:
-            raise SpecjaxError(
-                f"tree choice {choice} needs {len(choice)} depths of {max(choice) + 1} candidates, "
-                f"but there are {num_depths} of {num_candidates}; draft more or drop the choice"
-            )
-    depth = np.array([0] + [len(choice) for choice in ordered])
-    rank = np.array([choice[-1] for choice in ordered])
-    shape = (root.shape[0], len(depth))
-    drafted = candidates[:, depth[1:] - 1, rank]
-    return DraftTree(
-        tokens=jnp.concatenate([root[:, None], drafted], axis=1),
-        parents=jnp.broadcast_to(parents, shape),
-        depth=jnp.broadcast_to(depth, shape),
-        valid=jnp.ones(shape, bool),
-    )
+def choices_of(paths: str) -> Choices:
+    """Reads the paths of a tree, a digit per rank: "01" is the second child of the first child."""
+    return tuple(tuple(map(int, path)) for path in paths.split())
 
 
-def sorted_choices(
-    choices: tuple[tuple[int, ...], ...],
-) -> tuple[list[tuple[int, ...]], np.ndarray]:
+def sorted_choices(choices: Choices) -> tuple[list[tuple[int, ...]], np.ndarray]:
     """Returns the choices by depth and rank, as nodes 1, 2, ..., and the parents of all nodes."""
     for choice in choices:
         if not choice or min(choice) < 0:

@@ -15,10 +15,7 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.drafters.prompt_lookup_plus import (
-    PromptLookupPlus,
-    PromptLookupPlusAttention,
-)
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.drafters.recycling import Recycling
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.loading.method import (
@@ -66,10 +63,6 @@ def _chain(nodes: int) -> dict[str, Any]:
     return {"num_tokens": nodes - 1, "max_tokens": 2 * nodes - 1}
 
 
-def _tree(nodes: int) -> dict[str, Any]:
-    return {"num_tokens": nodes}
-
-
 def _dynamic_tree(nodes: int) -> dict[str, Any]:
     return {"tree": "dynamic", "num_tokens": nodes}
 
@@ -90,10 +83,7 @@ def _window(nodes: int) -> dict[str, Any]:
 
 _ROWS = {
     "plain": Method(
-        Autoregressive,
-        "nothing: one token per pass",
-        "nothing",
-        "plain decoding, the baseline",
+        Autoregressive, "nothing: one token per pass", "nothing", "plain decoding, the baseline"
     ),
     "pld": Method(
         PromptLookup,
@@ -142,7 +132,7 @@ _ROWS = {
         "nothing",
         "Token Recycling (Luo et al., 2024)",
         load=load_seeded,
-        on_cpu=_tree,
+        on_cpu=lambda nodes: {"num_tokens": nodes},
         search_space=({"num_tokens": (8, 24, 64)},),
     ),
     "draft-model": Method(

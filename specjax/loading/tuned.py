@@ -91,11 +91,7 @@ def read_tuned(path: Path, owner: str) -> Tuned:
 
 def write_tuned(path: Path, tuned: Tuned, owner: str) -> None:
     """Replaces a file in one step."""
-    values = {
-        "target": owner,
-        "settings": tuned.settings,
-        "induction_heads": tuned.induction_heads,
-    }
+    values = {"target": owner, "settings": tuned.settings, "induction_heads": tuned.induction_heads}
     write_whole(path, f"{json.dumps(values, indent=1)}\n".encode())
 
 

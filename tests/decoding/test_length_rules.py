@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from recipes.papers.lengths import AnyThreshold
 from recipes.papers.oracle import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.drafters.length_rules import (
-    AnyThreshold,
     Confidence,
     Disco,
     Fixed,

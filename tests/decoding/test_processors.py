@@ -19,7 +19,7 @@ from specjax.decoding.processors import Controls, Nodes, Processor, advanced
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import chain, from_choices
+from specjax.decoding.tree import chain
 from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
 from specjax.models.families import read_config
@@ -28,7 +28,15 @@ from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
 from tests.decoding.test_contract import of_method
-from tests.decoding.tiny import Oracle, OracleTree, plain_pass, prompt, slow_except, target
+from tests.decoding.tiny import (
+    Oracle,
+    OracleTree,
+    from_choices,
+    plain_pass,
+    prompt,
+    slow_except,
+    target,
+)
 from tests.models import checkpoints
 
 VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, from_choices, merge_paths
+from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, merge_paths
+from tests.decoding.tiny import from_choices
 
 BATCH = 12
 

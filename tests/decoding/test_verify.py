@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, Verification, chain, from_choices
+from specjax.decoding.tree import DraftTree, Verification, chain
 from specjax.decoding.verify import follow, reject, verify
+from tests.decoding.tiny import from_choices
 
 PARENTS = (-1, 0, 0, 1, 1)
 DEPTH = (0, 1, 1, 2, 2)

@@ -14,7 +14,7 @@ from flax import linen as nn
 from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import chain, from_choices
+from specjax.decoding.tree import DraftTree, chain, sorted_choices
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target, causal_rows
@@ -103,6 +103,21 @@ class Oracle(Trusting):
         if self.vary_length:
             count = context.length % (self.max_depth + 1)
         return Proposal(chain(context.root, drafted, count)), state
+
+
+def from_choices(root, candidates, choices: tuple[tuple[int, ...], ...]) -> DraftTree:
+    """A static tree whose node of rank r at depth d has token `candidates[:, d - 1, r]`."""
+    ordered, parents = sorted_choices(choices)
+    depth = np.array([0] + [len(choice) for choice in ordered])
+    rank = np.array([choice[-1] for choice in ordered])
+    shape = (root.shape[0], len(depth))
+    drafted = candidates[:, depth[1:] - 1, rank]
+    return DraftTree(
+        tokens=jnp.concatenate([root[:, None], drafted], axis=1),
+        parents=jnp.broadcast_to(parents, shape),
+        depth=jnp.broadcast_to(depth, shape),
+        valid=jnp.ones(shape, bool),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
 
-LAST_HIDDEN = Taps(hidden_layers=(-1,), logits=False)  # the target's features, after the final norm
-
 
 @pytree
 class HeadState:

@@ -18,23 +18,19 @@ from specjax.core.settings import SettingError, setting
 from specjax.decoding.drafter import Context, Drafter
 from specjax.decoding.drafters._heads import check_head
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import DraftTree, sorted_choices, valid_first
+from specjax.decoding.tree import Choices, DraftTree, choices_of, sorted_choices, valid_first
 from specjax.models.target import Target
 
-Choices = tuple[tuple[int, ...], ...]
 Values = TypeVar("Values")
 
-MEDUSA_TREE: Choices = (  # as published for 7B models: 63 nodes and the root
-    *((0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,), (8,), (9,)),
-    *((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (0, 9)),
-    *((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (2, 0), (2, 1), (2, 2)),
-    *((3, 0), (3, 1), (4, 0), (5, 0), (6, 0), (7, 0), (8, 0), (9, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4), (0, 0, 5), (0, 0, 6), (0, 0, 7)),
-    *((0, 0, 8), (0, 0, 9), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0), (0, 2, 1), (0, 3, 0)),
-    *((0, 4, 0), (0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0)),
-    *((0, 0, 0, 0), (0, 0, 0, 1)),
-)
 
+MEDUSA_TREE = choices_of(  # as published for 7B models: 63 nodes and the root
+    """
+    0 1 2 3 4 5 6 7 8 9 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60
+    70 80 90 000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100
+    101 200 0000 0001
+    """
+)
 ONLY_DYNAMIC = ("top_k", "num_tokens", "depth", "noise_share")  # not read by a static tree
 
 # Penalty, in nats, for a token that the target's filters cut from the head's distribution. The

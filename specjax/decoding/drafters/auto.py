@@ -159,11 +159,9 @@ def _observe(
     state: GateState, outcome: Outcome, drafted: Bool[Array, " B"], is_active: Bool[Array, " B"]
 ) -> GateState:
     """Updates the mean and the backoff from drafts, decided shadows and empty drafts."""
-    expected = jnp.take_along_axis(state.shadow, state.num_right[:, None], axis=1, mode="clip")[
-        :, 0
-    ]
+    expected = jnp.take_along_axis(state.shadow, state.num_right[:, None], axis=1, mode="clip")
     is_compared = is_active & ~drafted & (state.shadow_length > 0)
-    is_right = is_compared & (outcome.context.root == expected)
+    is_right = is_compared & (outcome.context.root == expected[:, 0])
     num_right = state.num_right + is_right
     is_decided = is_compared & (~is_right | (num_right == state.shadow_length))
     is_observed = drafted | is_decided | ((state.shadow_length == 0) & (state.wait <= 0))

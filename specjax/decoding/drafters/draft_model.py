@@ -172,10 +172,8 @@ class DraftModel(Drafter):
         self, target: Target, params: Params, state: DraftState, context: Context, draw: Draw
     ) -> tuple[Proposal, DraftState]:
         # A token is drawn after a pass over its predecessor, which must have a position.
-        max_length = jnp.clip(
-            self.draft.config.longest_text - context.length + 1, 0, self.max_depth
-        )
-        max_length = jnp.where(state.is_finished, 0, max_length)
+        room = self.draft.config.longest_text - context.length + 1
+        max_length = jnp.where(state.is_finished, 0, jnp.clip(room, 0, self.max_depth))
         sizes = self.draft.config.vocab_size, target.config.vocab_size
         vocabulary = params.drafter.get("vocabulary")
         if vocabulary is not None:
@@ -204,17 +202,15 @@ class DraftModel(Drafter):
                 in_new_text=context.length + place - state.prompt_length,
                 in_text=context.length + place,
             )
+            draft_probs = draft.draft_probs
+            if draft_probs is not None:
+                probs = draw.over_vocabulary(jnp.exp(draw.filtered(logits[:, 0])))
+                draft_probs = _with_column(draft_probs, probs, place)
             wants_more = self.length_rule.draft_another(params.drafter["rule"], state.rule, last)
             return Draft(
                 cache=cache.advance(jnp.where(draft.goes_on, count, 0)),
                 tokens=_with_column(draft.tokens, token, place),
-                draft_probs=None
-                if draft.draft_probs is None
-                else _with_column(
-                    draft.draft_probs,
-                    draw.over_vocabulary(jnp.exp(draw.filtered(logits[:, 0]))),
-                    place,
-                ),
+                draft_probs=draft_probs,
                 length=draft.length + draft.goes_on,
                 goes_on=draft.goes_on & wants_more & (place + 1 < max_length),
                 num_passes=place + 1,
@@ -231,10 +227,7 @@ class DraftModel(Drafter):
         draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
         tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
         return Proposal(tree), replace(
-            state,
-            cache=draft.cache,
-            tokens=draft.tokens,
-            num_drafted=draft.length,
+            state, cache=draft.cache, tokens=draft.tokens, num_drafted=draft.length
         )
 
     def update(
@@ -268,14 +261,12 @@ class DraftModel(Drafter):
     def _empty(
         self, cache: KVCache, goes_on: Bool[Array, " B"], draw: Draw, vocab_size: int
     ) -> Draft:
-        batch = goes_on.shape[0]
+        batch, has_probs = len(goes_on), self.is_drawn and draw.sampling.needs_draft_probs
         shape = (batch, self.num_nodes, vocab_size)
         return Draft(
             cache=cache,
             tokens=jnp.zeros((batch, self.max_depth), jnp.int32),
-            draft_probs=jnp.zeros(shape)
-            if self.is_drawn and draw.sampling.needs_draft_probs
-            else None,
+            draft_probs=jnp.zeros(shape) if has_probs else None,
             length=jnp.zeros((batch,), jnp.int32),
             goes_on=goes_on,
             num_passes=jnp.zeros((), jnp.int32),

@@ -7,16 +7,13 @@ from jaxtyping import Array, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import Choices, ChoiceTree, Level, level_tree, levels_of
+from specjax.decoding.drafters._trees import ChoiceTree, Level, level_tree, levels_of
 from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import Choices, choices_of
 from specjax.models.target import QueryRows, Target
 
-PUBLISHED_TREE: Choices = (  # of EAGLE-1: 25 nodes, in 5 passes of the head
-    *((0,), (1,), (2,), (3,)),
-    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
-    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
-    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+PUBLISHED_TREE = choices_of(  # of EAGLE-1: 25 nodes, in 5 passes of the head
+    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 )
 
 

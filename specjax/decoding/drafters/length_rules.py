@@ -124,22 +124,6 @@ class ThresholdRule(LengthRule):
 
 
 @dataclass(frozen=True)
-class AnyThreshold(LengthRule):
-    """A rule whose threshold is one of its params, so that all thresholds share a program.
-
-    Params are `{"threshold": scalar, "rule": those of the rule}`.
-    """
-
-    rule: ThresholdRule
-
-    def check(self, params: Any) -> None:
-        self.rule.check(params["rule"])
-
-    def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
-        return self.rule.score(params["rule"], last) >= params["threshold"]
-
-
-@dataclass(frozen=True)
 class Confidence(ThresholdRule):
     """Stops after a token whose draft probability is below `threshold`; it is still verified.
 

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, Start
-from specjax.decoding.drafters._heads import LAST_HIDDEN
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.decoding.sampling import Draw
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaHeads
-from specjax.models.target import Target
+from specjax.models.target import Taps, Target
 
 Feature = Float[Array, "B D"]  # the state: the target's, of the last token before the root
 
@@ -32,7 +31,7 @@ class Medusa(DepthTreeDrafter):
 
     head: MedusaHeads
 
-    taps = LAST_HIDDEN
+    taps = Taps(hidden_layers=(-1,), logits=False)  # after the final norm
 
     @property
     def num_depths(self) -> int:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import MEDUSA_TREE, Choices, DepthTreeDrafter
+from specjax.decoding.drafters._trees import MEDUSA_TREE, DepthTreeDrafter
 from specjax.decoding.drafters.eagle import PUBLISHED_TREE
 from specjax.decoding.sampling import Draw
+from specjax.decoding.tree import Choices
 from specjax.models.heads.parallel import ParallelHead
 from specjax.models.target import Target
 

@@ -12,14 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.core.ranking import best_tokens
 from specjax.core.settings import SettingError, setting
-from specjax.decoding.drafter import (
-    Context,
-    CopyingDrafter,
-    Outcome,
-    Params,
-    Proposal,
-    Start,
-)
+from specjax.decoding.drafter import Context, CopyingDrafter, Outcome, Params, Proposal, Start
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import merge_paths
 from specjax.models.target import Taps, Target

@@ -14,10 +14,10 @@ from specjax.core.pytree import pytree
 from specjax.core.ranking import best_tokens
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
-from specjax.decoding.drafters._trees import Choices, assemble, levels_of
+from specjax.decoding.drafters._trees import assemble, levels_of
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw
-from specjax.decoding.tree import sorted_choices
+from specjax.decoding.tree import Choices, choices_of, sorted_choices
 from specjax.models.target import Taps, Target, causal_rows
 
 EMPTY = -1  # marks a successor that is not known
@@ -31,13 +31,15 @@ class Successors:
     logits: Float[Array, "*B V K"]
 
 
-# The nodes of a tree in the order in which they were most often right, by their ranks below the
-# root: "01" is the second successor of the first successor. `recipes.smollm2.recycling` counts.
-BEST_FIRST = """
+# The nodes of a tree in the order in which they were most often right, as
+# `recipes.smollm2.recycling` counts it.
+BEST_FIRST = choices_of(
+    """
     0 00 1 2 000 01 3 0000 10 4 20 010 001 200 11 5 6 0010 60 100 30 40 02 03 002 110 2000 1100
     04 05 06 050 21 50 00000 00001 0100 011 300 07 040 400 210 070 7 020 12 13 0001 1000 003 004
     030 41 0002 0003 005 012 500 000000 51 00100 060
-"""
+    """
+)
 # The share of successors of each rank that were right where their parent was.
 RATES = (0.37, 0.085, 0.041, 0.024, 0.018, 0.017, 0.013, 0.01)
 SEED_BLOCK = 256  # tokens whose successors are computed at once
@@ -73,8 +75,7 @@ class Recycling(Drafter):
     @property
     def choices(self) -> Choices:
         """The paths of the tree, as ranks."""
-        paths = BEST_FIRST.split()[: self.num_tokens - 1]
-        return tuple(tuple(map(int, path)) for path in paths)
+        return BEST_FIRST[: self.num_tokens - 1]
 
     @property
     def num_nodes(self) -> int:

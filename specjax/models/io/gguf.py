@@ -48,11 +48,7 @@ class PackedTensor(NamedTuple):
     rows: np.ndarray  # of bytes
 
     def read(
-        self,
-        dtype: Any = np.float32,
-        num_heads: int = 0,
-        shift: int = 0,
-        index: Index = (),
+        self, dtype: Any = np.float32, num_heads: int = 0, shift: int = 0, index: Index = ()
     ) -> np.ndarray:
         """Dequantises the rows, or those within `index`, a few at a time, and adds `shift`.
 

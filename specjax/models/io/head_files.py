@@ -222,11 +222,7 @@ def _layers(values: Values, layer_keys: Mapping[str, str]) -> TransformerConfig:
 
 
 def _tensors_by_path(
-    folder: Path,
-    format: HeadFormat,
-    head: Any,
-    values: Values,
-    stored: Mapping[str, StoredTensor],
+    folder: Path, format: HeadFormat, head: Any, values: Values, stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """Returns the stored tensor of each param; copies must be equal."""
     shapes = expected_shapes(head)
