@@ -85,6 +85,7 @@ def read_source(
 
 def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Source]:
     """Reads prompts from a JSONL file: strings, or objects with `prompt` or `messages`."""
+    from specjax.data.conversations import read_messages
     from specjax.data.records import read_records
 
     sources = []
@@ -93,16 +94,11 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
             raise SpecjaxError(f"{place} {problem}")
         record = value if isinstance(value, dict) else {"prompt": value}
         prompt = record.get("prompt") or record.get("messages")
-        if (
-            prompt
-            and isinstance(prompt, list)
-            and all(
-                isinstance(message, dict)
-                and all(isinstance(message.get(key), str) for key in ("role", "content"))
-                for message in prompt
-            )
-        ):
-            prompt = _messages(prompt, system)
+        if isinstance(prompt, list):
+            try:
+                prompt = _messages(read_messages(prompt), system)
+            except SpecjaxError as error:
+                raise SpecjaxError(f"{place}: {error}") from None
         elif not isinstance(prompt, str):
             raise SpecjaxError(
                 f'{place} is not a prompt; write {{"prompt": "some text"}}, or messages with role '

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -159,6 +159,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
             os.replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def save_arrays(
+    folder: Path, name: str, arrays: Mapping[str, Any], about: Mapping[str, Any]
+) -> None:
+    """Writes `name`.safetensors and `name`.json to a new `folder`."""
+    from safetensors.numpy import save_file
+
+    with new_folder(folder) as unfinished:
+        weights, metadata = unfinished / f"{name}.safetensors", unfinished / f"{name}.json"
+        save_file(dict(arrays), weights)
+        metadata.write_text(f"{json.dumps(about, indent=1)}\n", encoding="utf-8")
+        shutil.copymode(metadata, weights)  # safetensors lets only the owner read
 
 
 def vacant(folder: Path) -> Path:

@@ -18,9 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
-from specjax.data.records import Record, good_records, read_records, reading
+from specjax.core.files import expand_user
+from specjax.data.records import Record, good_records, read_records, read_text
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -70,7 +71,30 @@ class Conversation:
         return tuple(turn.text for turn in self.turns if turn.role == USER)
 
 
-def messages_of(turns: Sequence[Turn]) -> list[dict[str, str]]:
+def read_messages(rows: Any) -> list[Message]:
+    """Reads a chat in OpenAI's form, whose contents may come in parts of type text."""
+    has_roles = isinstance(rows, list) and all(
+        isinstance(row, dict) and isinstance(row.get("role"), str) for row in rows
+    )
+    if not rows or not has_roles:
+        raise SpecjaxError("messages must be a list of objects with role and content")
+    chat: list[Any] = [{"role": r["role"], "content": content_text(r.get("content"))} for r in rows]
+    if any(message["content"] is None for message in chat):
+        raise SpecjaxError("the content of a message must be text, or parts of type text")
+    return chat
+
+
+def content_text(content: Any) -> str | None:
+    """Returns the text of a message, which may come in parts; None if it is not text."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    is_text = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    )
+    return "".join(part["text"] for part in parts) if is_text else None
+
+
+def messages_of(turns: Sequence[Turn]) -> list[Message]:
     """Returns the turns in OpenAI's form, which chat templates take."""
     return [{"role": turn.role, "content": turn.text} for turn in turns]
 
@@ -111,8 +135,7 @@ def _records_of(source: str | Path) -> Iterator[Record]:
 
 def _parts_of(file: Path) -> Iterator[Record]:
     """Yields a text file as plain texts, a few paragraphs each."""
-    with reading(file):
-        text = read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+    text = read_text(file)
     paragraphs = text.strip().replace("\r\n", "\n").split("\n\n")
     enough = min(PART_CHARACTERS, len(text) // MIN_PARTS)
     part: list[str] = []
@@ -165,13 +188,9 @@ def _turns(rows: Any) -> list[Turn]:
 
 
 def _text(value: Any, place: str) -> str:
-    """Returns a string; of OpenAI's list of parts, if all of them are text, their whole."""
-    if isinstance(value, list):
-        is_text = [isinstance(part, dict) and part.get("type") == "text" for part in value]
-        value = "".join(_text(part.get("text"), place) for part in value) if all(is_text) else value
-    if not isinstance(value, str):
+    if (text := content_text(value)) is None:
         raise SpecjaxError(f"has {type(value).__name__} instead of text in {place}")
-    return value
+    return text
 
 
 def _of_turns(turns: Sequence[Turn]) -> Conversation:

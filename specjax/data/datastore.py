@@ -6,7 +6,6 @@ Everything is NumPy; jax is imported only to save a datastore or move it to the 
 
 import hashlib
 import json
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from jaxtyping import Int32
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, read_json
+from specjax.core.files import expand_user, read_json, save_arrays
 from specjax.core.settings import declared_fields, setting
 
 SEPARATOR = -1  # follows every document; no query matches it, no draft crosses it
@@ -183,17 +182,8 @@ def _pairs(high: Int32[np.ndarray, " N"], low: Int32[np.ndarray, " N"]) -> np.nd
 
 def save(datastore: Datastore, folder: str | Path) -> None:
     """Writes a new `folder`, completely or not at all."""
-    from safetensors.numpy import save_file
-
-    from specjax.core.files import new_folder
-
-    with new_folder(Path(folder)) as unfinished:
-        arrays = {"tokens": datastore.tokens, "suffixes": datastore.suffixes}
-        save_file(arrays, unfinished / ARRAYS)
-        text = json.dumps(asdict(datastore.metadata), indent=2)
-        (unfinished / METADATA).write_text(f"{text}\n", encoding="utf-8")
-        # safetensors lets only the owner read its file.
-        shutil.copymode(unfinished / METADATA, unfinished / ARRAYS)
+    arrays = {"tokens": datastore.tokens, "suffixes": datastore.suffixes}
+    save_arrays(Path(folder), "datastore", arrays, asdict(datastore.metadata))
 
 
 def load_datastore(folder: str | Path) -> Datastore:

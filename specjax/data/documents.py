@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import MAX_TEXT_BYTES, expand_user, read_bytes
-from specjax.data.records import good_records, read_records, reading
+from specjax.core.files import expand_user
+from specjax.data.records import good_records, read_records, read_text, reading
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
 TURN_KEYS = ("messages", "conversations")  # the same, of a chat
@@ -48,14 +48,9 @@ def _texts_of(source: str | Path) -> Iterator[str]:
             raise SpecjaxError(f"{path} has no text files; give a folder that has some")
         return chain.from_iterable(map(_texts_of, files))
     if path.is_file() and path.suffix != ".jsonl":
-        return _text_in(path)
+        return map(read_text, [path])
     expected = 'text; write lines such as {"text": "..."}'
     return good_records(source, read_records(source), _text_of, expected)
-
-
-def _text_in(file: Path) -> Iterator[str]:
-    with reading(file):
-        yield read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
 
 
 def _is_text(file: Path, folder: Path) -> bool:

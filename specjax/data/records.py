@@ -106,6 +106,12 @@ def reading(file: Path) -> Iterator[None]:
         raise SpecjaxError(f"{file} is not UTF-8 text; convert it or leave it out") from None
 
 
+def read_text(file: Path) -> str:
+    """Returns the content of a text file."""
+    with reading(file):
+        return read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
+
+
 def _in_file(file: Path) -> Iterator[Record]:
     with reading(file), file.open("rb") as opened:
         if not _ARRAY.match(opened.peek()):

@@ -9,6 +9,7 @@ from typing import Any
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError, check_at_least
 from specjax.core.settings import check_setting
+from specjax.data.conversations import read_messages
 from specjax.decoding.prompt import encode
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
@@ -70,8 +71,12 @@ def read_request(
     max_tokens = _field(values, "max_tokens", int, default)
     max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
     check_at_least("max_tokens", 1 if max_tokens is None else max_tokens, 1)
+    if is_chat:
+        prompts = (chat_ids(read_messages(_field(values, "messages", list, []))),)
+    else:
+        prompts = _prompts(values, target)
     return TextRequest(
-        prompts=(chat_ids(_messages(values)),) if is_chat else _prompts(values, target),
+        prompts=prompts,
         sampling=_sampling(values, is_chat),
         max_tokens=max_tokens,
         stop=stop,
@@ -128,30 +133,6 @@ def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
             "json_schema.schema"
         )
     return schema
-
-
-def _messages(values: Mapping[str, Any]) -> Sequence[Message]:
-    messages = _field(values, "messages", list, [])
-    read = [
-        {"role": message["role"], "content": _content(message.get("content"))}
-        for message in messages
-        if isinstance(message, dict) and isinstance(message.get("role"), str)
-    ]
-    if not messages or len(read) < len(messages):
-        raise SpecjaxError("messages must be a list of objects with role and content")
-    return read
-
-
-def _content(content: Any) -> str:
-    """Returns the text of a message, which may come in parts."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    is_text = isinstance(parts, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in parts
-    )
-    if not is_text:
-        raise SpecjaxError("the content of a message must be text, or parts of type text")
-    return "".join(part["text"] for part in parts)
 
 
 def _prompts(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int, ...], ...]:

@@ -3,8 +3,6 @@
 A folder holds `classifier.safetensors` (the weights) and `classifier.json` (everything else).
 """
 
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user, new_folder, read_json
+from specjax.core.files import expand_user, read_json, save_arrays
 from specjax.core.settings import check_setting, setting
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
 from specjax.models.io.head_files import made_by_run
@@ -63,14 +61,9 @@ METADATA_FIELDS = tuple(entry.name for entry in fields(TrainedClassifier)[1:])
 def save_classifier(classifier: TrainedClassifier, folder: str | Path) -> None:
     """Writes a new `folder`, completely or not at all."""
     values = {"format": FORMAT} | {name: getattr(classifier, name) for name in METADATA_FIELDS}
-    text = json.dumps(values, indent=1) + "\n"
     leaves = flatten_dict(classifier.params, sep=".").items()
     weights = {name: np.ascontiguousarray(leaf, np.float32) for name, leaf in leaves}
-    with new_folder(Path(folder)) as unfinished:
-        save_file(weights, unfinished / WEIGHTS)
-        (unfinished / METADATA).write_text(text, encoding="utf-8")
-        # safetensors makes its file readable by the owner only.
-        shutil.copymode(unfinished / METADATA, unfinished / WEIGHTS)
+    save_arrays(Path(folder), "classifier", weights, values)
 
 
 def load_classifier(folder: str | Path) -> TrainedClassifier:
