@@ -94,18 +94,16 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
             raise SpecjaxError(f"{place} {problem}")
         record = value if isinstance(value, dict) else {"prompt": value}
         prompt = record.get("prompt") or record.get("messages")
-        if isinstance(prompt, list):
-            try:
+        try:
+            if not isinstance(prompt, str):
                 prompt = _messages(read_messages(prompt), system)
-            except SpecjaxError as error:
-                raise SpecjaxError(f"{place}: {error}") from None
-        elif not isinstance(prompt, str):
+            elif chat or system is not None:
+                prompt = _messages(prompt, system)
+        except SpecjaxError:
             raise SpecjaxError(
                 f'{place} is not a prompt; write {{"prompt": "some text"}}, or messages with role '
                 "and content"
-            )
-        elif chat or system is not None:
-            prompt = _messages(prompt, system)
+            ) from None
         sources.append(Source(prompt, place=place))
     if not sources:
         raise SpecjaxError(f"--prompts {file} has no prompts; write one JSON object per line")

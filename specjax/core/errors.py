@@ -66,6 +66,19 @@ def check_whole(name: str, value: Any, minimum: int) -> None:
     check_at_least(name, int(value), minimum)
 
 
+def check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    """Raises SpecjaxError if any of these token ids is outside the vocabulary."""
+    import numpy as np
+
+    ids = np.asarray(ids)
+    invalid = ids[(ids < 0) | (ids >= vocab_size)]
+    if invalid.size:
+        raise SpecjaxError(
+            f"{name} holds token id {invalid[0]}, outside the vocabulary of {vocab_size} (0 to "
+            f"{vocab_size - 1}); tokenize it with the target's own tokenizer"
+        )
+
+
 def check_type(name: str, value: Any, kind: type, advice: str) -> None:
     """Raises SpecjaxError for a value of another type; `advice` is what to pass."""
     if not isinstance(value, kind):

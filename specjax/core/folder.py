@@ -85,7 +85,9 @@ class RunFolder:
         """Yields the converted lines of a file; a last line that was cut off is ignored."""
         for number, line in enumerate(self._lines(name), 1):
             try:
-                yield convert(_json_object(line))
+                if not isinstance(values := json.loads(line), dict):
+                    raise ValueError("not a JSON object")
+                yield convert(values)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise SpecjaxError(
@@ -141,10 +143,3 @@ def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterat
             yield from _changes(before, now)
         elif before != now:
             yield name, f"{name} was {short_repr(before)}, now {short_repr(now)}"
-
-
-def _json_object(line: bytes) -> Record:
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise ValueError("not a JSON object")
-    return values

@@ -78,7 +78,9 @@ def read_messages(rows: Any) -> list[Message]:
     )
     if not rows or not has_roles:
         raise SpecjaxError("messages must be a list of objects with role and content")
-    chat: list[Any] = [{"role": r["role"], "content": content_text(r.get("content"))} for r in rows]
+    chat: list[Any] = [
+        {"role": row["role"], "content": content_text(row.get("content"))} for row in rows
+    ]
     if any(message["content"] is None for message in chat):
         raise SpecjaxError("the content of a message must be text, or parts of type text")
     return chat
@@ -128,9 +130,8 @@ def read_conversations(
 
 def _records_of(source: str | Path) -> Iterator[Record]:
     file = expand_user(source)
-    return (
-        _parts_of(file) if file.suffix in TEXT_SUFFIXES and file.exists() else read_records(source)
-    )
+    is_text = file.suffix in TEXT_SUFFIXES and file.exists()
+    return _parts_of(file) if is_text else read_records(source)
 
 
 def _parts_of(file: Path) -> Iterator[Record]:

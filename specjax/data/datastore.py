@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from specjax import __version__
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_ids
 from specjax.core.files import expand_user, read_json, save_arrays
 from specjax.core.settings import declared_fields, setting
 
@@ -69,8 +69,7 @@ def params(datastore: Datastore) -> dict[str, Any]:
     """Returns the params of `Retrieval` (`params.drafter`), on the default device."""
     import jax.numpy as jnp
 
-    names = ("tokens", "suffixes")
-    return {name: jnp.asarray(getattr(datastore, name)) for name in names}
+    return {name: jnp.asarray(getattr(datastore, name)) for name in ("tokens", "suffixes")}
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -121,12 +120,7 @@ def _ids_of(number: int, document: Document, vocab_size: int) -> Int32[np.ndarra
     ids = np.asarray(document)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise SpecjaxError(f"document {number} is not a list of whole numbers; give token ids")
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if wrong.size:
-        raise SpecjaxError(
-            f"document {number} holds token id {wrong[0]}, outside the vocabulary of {vocab_size} "
-            f"(0 to {vocab_size - 1}); tokenize it with the target's own tokenizer"
-        )
+    check_ids(f"document {number}", ids, vocab_size)
     return ids.astype(np.int32)
 
 
@@ -191,19 +185,17 @@ def load_datastore(folder: str | Path) -> Datastore:
     from safetensors import SafetensorError, safe_open
 
     folder = expand_user(folder)
-    about, arrays = _read_metadata(folder / METADATA), {}
+    about = _read_metadata(folder / METADATA)
     try:
         with safe_open(folder / ARRAYS, framework="numpy") as file:
-            if not (problem := _header_problem(file, about)):
-                arrays = {name: file.get_tensor(name) for name in ("tokens", "suffixes")}
-                problem = _array_problem(**arrays, about=about)
-    except (SafetensorError, OSError, MemoryError) as error:
-        problem = str(error)
-    if problem:
+            _check_header(file, about)
+            arrays = {name: file.get_tensor(name) for name in ("tokens", "suffixes")}
+        _check_arrays(**arrays, about=about)
+    except (SpecjaxError, SafetensorError, OSError, MemoryError) as error:
         raise SpecjaxError(
-            f"{folder / ARRAYS} is damaged or does not match {METADATA} ({problem}); copy or build "
+            f"{folder / ARRAYS} is damaged or does not match {METADATA} ({error}); copy or build "
             "the datastore again"
-        )
+        ) from None
     return Datastore(**arrays, metadata=about)
 
 
@@ -223,21 +215,22 @@ def _read_metadata(file: Path) -> Metadata:
         ) from None
 
 
-def _header_problem(file: Any, about: Metadata) -> str:
-    """Describes a contradiction between the arrays' header and the metadata; allocates nothing."""
+def _check_header(file: Any, about: Metadata) -> None:
+    """Raises SpecjaxError if the arrays' header contradicts the metadata; allocates nothing."""
     length = about.num_tokens + about.num_documents
     expected = {"tokens": ("I32", [length]), "suffixes": ("I32", [about.num_tokens])}
     slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
     stored = {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
-    return "" if stored == expected else f"arrays are {stored}, expected {expected}"
+    if stored != expected:
+        raise SpecjaxError(f"arrays are {stored}, expected {expected}")
 
 
-def _array_problem(tokens: np.ndarray, suffixes: np.ndarray, about: Metadata) -> str:
-    """Describes a contradiction between the arrays and the metadata; "" if they agree."""
+def _check_arrays(tokens: np.ndarray, suffixes: np.ndarray, about: Metadata) -> None:
+    """Raises SpecjaxError if the arrays contradict the metadata."""
     num_documents = about.num_documents
     if np.count_nonzero(tokens == SEPARATOR) != num_documents or tokens[-1] >= 0:
-        return f"it does not hold {num_documents} documents"
+        raise SpecjaxError(f"it does not hold {num_documents} documents")
     for values, low, high in ((tokens, SEPARATOR, about.vocab_size), (suffixes, 0, len(tokens))):
-        if values.min() < low or values.max() >= high:
-            return f"values from {values.min()} to {values.max()} are outside {low} to {high - 1}"
-    return ""
+        least, most = values.min(), values.max()
+        if least < low or most >= high:
+            raise SpecjaxError(f"values from {least} to {most} are outside {low} to {high - 1}")

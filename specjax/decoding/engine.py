@@ -338,9 +338,8 @@ class Engine:
             return draw
         processors, arrays = self._processors(params, state.sampling)
         text = state.tokens, state.length, state.prompt_length
-        return replace(
-            draw, controls=Controls(*text, state.processors, arrays, processors, self.eos)
-        )
+        controls = Controls(*text, state.processors, arrays, processors, self.eos)
+        return replace(draw, controls=controls)
 
 
 @partial(jit_loops, static_argnames="engine")

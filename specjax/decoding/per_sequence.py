@@ -6,8 +6,6 @@ from dataclasses import fields, replace
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.typing import DTypeLike
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
@@ -25,6 +23,7 @@ ON = {
     "logit_bias": ((0, 0.0),),
     "min_new_tokens": 1,
 }
+FLOATS = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 OFF = {name: getattr(Sampling(), name) for name in (*ON, "top_k")}
 
 
@@ -55,23 +54,17 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
     is_on = {name: any(getattr(one, name) != OFF[name] for one in samplings) for name in ON}
     chosen = {name: value for name, value in ON.items() if is_on[name]}
 
-    def numbers(name: str, dtype: DTypeLike = jnp.float32) -> Array:
-        return jnp.asarray([getattr(one, name) for one in samplings], dtype)
-
     bias = np.zeros((len(samplings), vocab_size), np.float32)
     for number, one in enumerate(samplings):
         pairs = dict(one.logit_bias)
         LogitBias(tuple(pairs.items())).check(None, vocab_size, ())
         bias[number, list(pairs)] = list(pairs.values())
     log_min_p = [math.log(one.min_p) if one.min_p else -math.inf for one in samplings]
+    values = {name: [getattr(one, name) for one in samplings] for name in FLOATS}
     return replace(shared[0], **chosen, top_k=max(top_k) or None), SamplingValues(
-        temperature=numbers("temperature"),
+        **{name: jnp.asarray(numbers, jnp.float32) for name, numbers in values.items()},
         top_k=jnp.asarray(top_k, jnp.int32),
-        top_p=numbers("top_p"),
         log_min_p=jnp.asarray(log_min_p, jnp.float32),
-        repetition_penalty=numbers("repetition_penalty"),
-        presence_penalty=numbers("presence_penalty"),
-        frequency_penalty=numbers("frequency_penalty"),
-        min_new_tokens=numbers("min_new_tokens", jnp.int32),
+        min_new_tokens=jnp.asarray([one.min_new_tokens for one in samplings], jnp.int32),
         logit_bias=jnp.asarray(bias) if is_on["logit_bias"] else None,
     )

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import check_ids
 from specjax.core.pytree import pytree, static
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.tree import DraftTree, ancestors
@@ -161,7 +161,7 @@ class LogitBias(Processor):
     bias: tuple[tuple[int, float], ...]
 
     def check(self, params, vocab_size, eos):
-        _check_ids("logit_bias", [token for token, _ in self.bias], vocab_size)
+        check_ids("logit_bias", [token for token, _ in self.bias], vocab_size)
 
     def apply(self, params, logits, state, nodes):
         if params is not None:
@@ -237,7 +237,7 @@ class BadWords(Processor):
     words: tuple[tuple[int, ...], ...]
 
     def check(self, params, vocab_size, eos):
-        _check_ids("bad_words", [token for word in self.words for token in word], vocab_size)
+        check_ids("bad_words", [token for word in self.words for token in word], vocab_size)
 
     def apply(self, params, logits, state, nodes):
         ends = {(token,) for token in nodes.eos}
@@ -274,11 +274,3 @@ def _add_counts(
     return jax.vmap(lambda old, at, new: old.at[at].add(new))(
         counts, tokens, is_counted.astype(jnp.int32)
     )
-
-
-def _check_ids(name: str, tokens: list[int], vocab_size: int) -> None:
-    if invalid := [token for token in tokens if not 0 <= token < vocab_size]:
-        raise SpecjaxError(
-            f"{name} holds token id {invalid[0]}, outside the vocabulary of {vocab_size} (0 to "
-            f"{vocab_size - 1}); tokenize it with the target's own tokenizer"
-        )

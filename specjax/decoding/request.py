@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from specjax.core.errors import SpecjaxError, check_at_least, check_type
+from specjax.core.errors import SpecjaxError, check_at_least, check_ids, check_type
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.models.attention import KEY_BLOCK
@@ -114,14 +114,7 @@ def check_prompt(tokens: np.ndarray, lengths: np.ndarray, config: TransformerCon
                 f"prompt {number} has length {length} but only {tokens.shape[1]} tokens; build it "
                 "with specjax.from_ids"
             )
-        ids = tokens[number, :length]
-        invalid = ids[(ids < 0) | (ids >= config.vocab_size)]
-        if invalid.size:
-            raise SpecjaxError(
-                f"prompt {number} holds token id {invalid[0]}, outside the vocabulary of "
-                f"{config.vocab_size} (0 to {config.vocab_size - 1}); tokenize it with the "
-                "target's own tokenizer"
-            )
+        check_ids(f"prompt {number}", tokens[number, :length], config.vocab_size)
 
 
 def check_length(prompt_length: int, max_new_tokens: int, config: TransformerConfig) -> None:

@@ -72,24 +72,22 @@ def verify_pass(
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
         missing = drafter.max_depth - depth
 
-        def lengthen(values: Array) -> Array:  # [B, P, ...]
-            return jnp.pad(values, ((0, 0), (0, missing), *[(0, 0)] * (values.ndim - 2)))
+        def lengthen(values: Array, count: int) -> Array:  # [B, P, ...]
+            return jnp.pad(values, ((0, 0), (0, count), *[(0, 0)] * (values.ndim - 2)))
 
-        path = lengthen(verification.path)
-        logprobs = jax.tree.map(lengthen, verification.logprobs)
+        path = lengthen(verification.path, missing)
+        logprobs = jax.tree.map(partial(lengthen, count=missing), verification.logprobs)
 
-        def widen(values: Array | None, axis: int):
+        def widen(values: Array | None):
             if values is None or width == num_nodes:
                 return values
-            nodes, probes = jnp.split(values, [width], axis=axis)
-            padding = [(0, 0)] * values.ndim
-            padding[axis] = (0, num_nodes - width)
-            return jnp.concatenate([jnp.pad(nodes, padding), probes], axis=axis)
+            nodes, probes = jnp.split(values, [width], axis=1)
+            return jnp.concatenate([lengthen(nodes, num_nodes - width), probes], axis=1)
 
         verification = replace(verification, path=path, logprobs=logprobs)
         attention = last_attention(output.attention, verification, root_slot)
-        logits = widen(output.logits, 1) if drafter.taps.logits else None
-        wide = ModelOutput(logits, widen(output.hidden, 1), attention)
+        logits = widen(output.logits) if drafter.taps.logits else None
+        wide = ModelOutput(logits, widen(output.hidden), attention)
         return wide, verification, cache
 
     widths = compiled_widths(drafter, target, params)

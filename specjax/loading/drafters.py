@@ -42,11 +42,8 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
     num_tokens = getattr(drafter, "num_tokens", None)
     if "max_tokens" in defaults and num_tokens != defaults["num_tokens"]:
         defaults["max_tokens"] = row.settings["max_tokens"]  # as `fitted` has it
-    changed = {
-        name: getattr(drafter, name)
-        for name, default in defaults.items()
-        if getattr(drafter, name) != default
-    }
+    values = {name: getattr(drafter, name) for name in defaults}
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
     if changed.get("tree") == "static":  # which reads none of the others of `cpu_settings`
         names = set(row.cpu_settings) - (set() if "choices" in changed else {"tree"})
         return {name: value for name, value in changed.items() if name not in names}

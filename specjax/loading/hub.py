@@ -7,12 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import errors, snapshot_download
-from huggingface_hub.utils import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from huggingface_hub import errors, snapshot_download, utils
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, readable
@@ -25,14 +20,8 @@ from specjax.models.io.weights import import_torch
 
 POCKET = "pocket"
 SMALL_FILES = [  # the config first
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
+    *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "chat_template*"),
 ]
 # Leaves out "consolidated" copies.
 SAFETENSORS = ["model*.safetensors", "model.safetensors.index.json"]
@@ -148,14 +137,14 @@ def _reject_revision(name: str, revision: str | None) -> None:
 
 @contextmanager
 def _download_bars(are_on: bool) -> Iterator[None]:
-    were_off = are_progress_bars_disabled()
+    were_off = utils.are_progress_bars_disabled()
     if not are_on:
-        disable_progress_bars()
+        utils.disable_progress_bars()
     try:
         yield
     finally:
         if not are_on and not were_off:
-            enable_progress_bars()
+            utils.enable_progress_bars()
 
 
 @contextmanager

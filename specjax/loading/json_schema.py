@@ -19,10 +19,7 @@ KEYWORDS = {  # by type
     "string": {"minLength", "maxLength", "pattern", "format"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties"},
-    "number": set(),
-    "integer": set(),
-    "boolean": set(),
-    "null": set(),
+    **{name: set() for name in ("number", "integer", "boolean", "null")},
 }
 SPACE = " ?"
 COMMA = f"{SPACE},{SPACE}"
@@ -96,11 +93,8 @@ class _Reader:
             return f"({self._any(ANY_DEPTH)})"
         types = used.get("type", ())
         types = [types] if isinstance(types, str) else types
-        if (
-            not types
-            or not isinstance(types, (list, tuple))
-            or any(name not in list(KEYWORDS) for name in types)
-        ):
+        are_known = isinstance(types, (list, tuple)) and all(t in list(KEYWORDS) for t in types)
+        if not types or not are_known:
             raise _error(place, f"it needs a type of {', '.join(KEYWORDS)}, beside {sorted(used)}")
         self._check_keywords(used, {"type"}.union(*(KEYWORDS[name] for name in types)), place)
         readers = {"string": self._string, "array": self._array, "object": self._object}

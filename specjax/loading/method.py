@@ -240,11 +240,8 @@ class Method:
     @property
     def settings(self) -> dict[str, Any]:
         """The names of its settings, with their defaults."""
-        return {
-            field.name: field.default
-            for field in fields(self.drafter)
-            if field.default is not MISSING
-        }
+        declared = fields(self.drafter)
+        return {entry.name: entry.default for entry in declared if entry.default is not MISSING}
 
     @property
     def cpu_settings(self) -> dict[str, Any]:
@@ -345,9 +342,7 @@ class Registry(dict[str, Method]):
             return dict(texts)
         settings, of_parts = self[name].split(texts)
         types = get_type_hints(self[name].drafter)
-        values = {
-            setting: _value(text, types.get(setting, str)) for setting, text in settings.items()
-        }
+        values = {key: _value(text, types.get(key, str)) for key, text in settings.items()}
         for part, inner in of_parts.items():
             parsed = self._parsed((self[name].settings | settings)[part], inner)
             values |= {f"{part}.{setting}": value for setting, value in parsed.items()}

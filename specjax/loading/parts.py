@@ -60,13 +60,10 @@ def load_head(
         dtype: of the params; by default that of the target's.
     """
     folder = find_head(source, formats, expected)
+    head_format = expected or detect_format(folder, formats)
+    dtype = target.dtype if dtype is None else dtype
     head, params = head_files.load_head(
-        folder,
-        expected or detect_format(folder, formats),
-        target.config,
-        target.dtype if dtype is None else dtype,
-        progress=True,
-        others=formats,
+        folder, head_format, target.config, dtype, progress=True, others=formats
     )
     check_owner(folder, fingerprint(target.config, target.params))
     return head, target.place(params)
@@ -75,11 +72,8 @@ def load_head(
 def load_draft(target: LoadedTarget, source: str | Path | None = None) -> LoadedTarget:
     """Loads a draft model for `target`, in the dtype of its params; by default pocket's."""
     needs = "method 'draft-model' needs a draft model"
-    draft = load(
-        source_or_pocket(target, source, "draft", needs),
-        dtype=target.dtype,
-        packed=target.mesh is None,
-    )
+    source = source_or_pocket(target, source, "draft", needs)
+    draft = load(source, dtype=target.dtype, packed=target.mesh is None)
     if target.mesh is None:
         return draft
     placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
@@ -105,9 +99,8 @@ def load_datastore(target: LoadedTarget, folder: str | Path) -> Any:
 
 def load_successors(target: LoadedTarget, count: int) -> Successors:
     """Loads the successors of each token alone, or computes them and keeps them in the cache."""
-    file = (
-        cache_folder() / "successors" / f"{fingerprint(target.config, target.params)}.safetensors"
-    )
+    owner = fingerprint(target.config, target.params)
+    file = cache_folder() / "successors" / f"{owner}.safetensors"
     shape = target.config.vocab_size, count
     try:
         stored = Successors(**load_file(file))

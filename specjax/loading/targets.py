@@ -169,9 +169,8 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
         tokens = eos_tokens(values)
     except SpecjaxError as error:
         raise SpecjaxError(f"{path}: {error}") from None
-    return dataclasses.replace(
-        config, eos_token_id=tuple(dict.fromkeys(config.eos_token_id + tokens))
-    )
+    distinct = tuple(dict.fromkeys(config.eos_token_id + tokens))
+    return dataclasses.replace(config, eos_token_id=distinct)
 
 
 def _with_reachable_eos(config: TransformerConfig, name: str | Path) -> TransformerConfig:

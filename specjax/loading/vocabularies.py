@@ -31,11 +31,9 @@ def other_tokens(target: LoadedTarget, draft: LoadedTarget) -> list[str]:
             f"one of {target.config.vocab_size}, and without both tokenizers they cannot be "
             "compared; use a draft with the target's tokenizer"
         )
-    vocabulary = target.tokenizer.get_vocab()
-    others = [
-        text for text, token in draft.tokenizer.get_vocab().items() if vocabulary.get(text) != token
-    ]
-    return others if len(others) > MAX_OTHER_TOKENS * len(vocabulary) else []
+    known, drafted = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    others = [text for text, token in drafted.items() if known.get(text) != token]
+    return others if len(others) > MAX_OTHER_TOKENS * len(known) else []
 
 
 def check_same_tokens(target: LoadedTarget, draft: LoadedTarget) -> None:

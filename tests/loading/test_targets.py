@@ -297,7 +297,7 @@ def test_progress_bars_are_off_only_during_the_download(fake_hub, monkeypatch):
         hub,
         "snapshot_download",
         lambda *args, **options: (
-            seen.append(hub.are_progress_bars_disabled()) or download(*args, **options)
+            seen.append(hub.utils.are_progress_bars_disabled()) or download(*args, **options)
         ),
     )
     targets.load(HUB_ID, progress=False)

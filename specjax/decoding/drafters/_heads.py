@@ -19,7 +19,7 @@ from specjax.models.heads.layered import DRAFT_ROWS, DRAFT_TOKENS, LayeredHead
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
-from specjax.models.target import ModelOutput, QueryRows, Taps, Target, causal_rows
+from specjax.models.target import QueryRows, Taps, Target, causal_rows
 
 
 @pytree
@@ -72,8 +72,12 @@ class HeadDrafter(Drafter):
 
     def init(self, start: Start) -> HeadState:
         prompt, weights = start.prompt, self.bind(start.target, start.params)
-        features = self._features(start.prefill, prompt.tokens)
-        batch, width, _ = features.shape
+        batch, width = len(prompt.length), whole_chunks(prompt.tokens.shape[1])
+        if self.taps.hidden_layers:
+            assert start.prefill.hidden is not None
+            features = side_by_side(start.prefill.hidden)
+        else:
+            features = jnp.zeros((batch, width, 0))
         leaves = jax.tree.leaves(weights.params)
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = start.num_slots + self.num_fed
@@ -154,14 +158,6 @@ class HeadDrafter(Drafter):
 
         num_chunks = (jnp.max(length) + chunk - 1) // chunk
         return replace(lax.fori_loop(0, num_chunks, write_chunk, cache), length=length)
-
-    def _features(self, prefill: ModelOutput, tokens: Int[Array, "B P"]) -> Float[Array, "B W H"]:
-        """Returns the target's features of the prompt; of width 0 if the head reads none."""
-        if self.taps.hidden_layers:
-            assert prefill.hidden is not None
-            return side_by_side(prefill.hidden)
-        batch, length = tokens.shape
-        return jnp.zeros((batch, whole_chunks(length), 0))
 
 
 def side_by_side(hidden: Float[Array, "B Q T D"]) -> Float[Array, "B Q F"]:

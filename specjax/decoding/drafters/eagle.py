@@ -49,12 +49,7 @@ class Eagle(ChoiceTree, HeadDrafter):
             rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
             return self.head.run(weights, rows, above, cache)
 
-        tree, (_, cache) = level_tree(
-            self.choices,
-            context,
-            draw,
-            (features, state.cache),
-            logits_below=lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head),
-            feed=feed,
-        )
+        logits_below = lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head)  # noqa: E731
+        root = features, state.cache
+        tree, (_, cache) = level_tree(self.choices, context, draw, root, logits_below, feed)
         return Proposal(tree), replace(state, cache=cache)

@@ -83,12 +83,7 @@ class Eagle2(HeadDrafter):
             features, cache = self.head.run(weights, rows, above, cache)
             return features, visible, cache
 
-        tree, (_, _, cache) = beam_tree(
-            context,
-            draw,
-            self.beam,
-            (feature, jnp.zeros((batch, 1, 0), bool), state.cache),
-            lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head),
-            feed,
-        )
+        logits_below = lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head)  # noqa: E731
+        root = feature, jnp.zeros((batch, 1, 0), bool), state.cache
+        tree, (_, _, cache) = beam_tree(context, draw, self.beam, root, logits_below, feed)
         return Proposal(tree), replace(state, cache=cache)

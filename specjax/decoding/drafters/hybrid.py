@@ -181,20 +181,16 @@ class Hybrid(Drafter):
         head_state = if_in_place(~runs_head, skip, context, head_state)
         # A sequence must not depend on the others of its batch.
         tree = replace(tree, valid=jnp.where(needs_head[:, None], tree.valid, empty.valid))
-        merged = merge_trees(
-            copied, tree, scores(0, copied), scores(1, tree), self.num_nodes, self.max_depth
-        )
+        trees = copied, tree
+        node_scores = scores(0, copied), scores(1, tree)
+        merged = merge_trees(*trees, *node_scores, self.num_nodes, self.max_depth)
         merged = without_unlikely(merged, self.num_tokens)
-        bare = (
-            DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in (copied, tree)
-        )
+        bare = (DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in trees)
         return Proposal(merged), replace(
             state,
             parts=(copy_state, head_state),
             drafted=tuple(bare),
-            has_long_match=jnp.stack(
-                [_has_long_match(part, context) for part in (copied, tree)], 1
-            ),
+            has_long_match=jnp.stack([_has_long_match(part, context) for part in trees], 1),
         )
 
     def update(

@@ -120,9 +120,8 @@ class Recycling(Drafter):
     ) -> Successors:
         tree, vocab_size = outcome.tree, state.tokens.shape[1]
         assert outcome.output.logits is not None
-        logits, tokens = best_tokens(
-            outcome.output.logits[:, : tree.num_nodes], self.num_successors
-        )
+        at_nodes = outcome.output.logits[:, : tree.num_nodes]
+        logits, tokens = best_tokens(at_nodes, self.num_successors)
         at = jnp.where(is_kept(outcome), tree.tokens, vocab_size)
         return _written(state, at, tokens, logits)
 

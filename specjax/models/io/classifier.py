@@ -71,24 +71,23 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
     folder = made_by_run(expand_user(folder), CLASSIFIER)
     try:
         values, weights = read_json(folder / METADATA), load_file(folder / WEIGHTS)
-        problem = _problem(values, weights)
+        _check(values, weights)
     except (SpecjaxError, SafetensorError, OSError) as error:
-        values, weights, problem = {}, {}, f"{error}"
-    if problem:
         raise SpecjaxError(
-            f"{folder} is damaged or not a length classifier ({problem}); copy it again, or train "
-            "a classifier"
-        )
+            f"{folder} is damaged or not a length classifier ({error}); copy it again, or train a "
+            "classifier"
+        ) from None
     params = unflatten_dict({name: jnp.asarray(leaf) for name, leaf in weights.items()}, sep=".")
     return TrainedClassifier(params, **{name: values[name] for name in METADATA_FIELDS})
 
 
-def _problem(values: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> str:
-    """Returns the reason why these do not describe a classifier, or raises it; empty if they do."""
+def _check(values: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> None:
+    """Raises SpecjaxError unless these describe a classifier."""
     if values.get("format") != FORMAT:
-        return f"{METADATA} is not of format {FORMAT!r}"
+        raise SpecjaxError(f"{METADATA} is not of format {FORMAT!r}")
     for name in METADATA_FIELDS:
         check_setting(TrainedClassifier, name, values.get(name))
     if any(leaf.dtype != np.float32 or not np.isfinite(leaf).all() for leaf in weights.values()):
-        return "the weights are not finite float32"
-    return shape_mismatches(weights, LengthClassifier(values["hidden_size"]))
+        raise SpecjaxError("the weights are not finite float32")
+    if wrong := shape_mismatches(weights, LengthClassifier(values["hidden_size"])):
+        raise SpecjaxError(wrong)

@@ -25,15 +25,7 @@ from specjax.models.config import TransformerConfig, Variant, json_object
 from specjax.models.families import CONFIG, config_from, config_values, llama, read_values
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io import head_format
-from specjax.models.io.head_format import (
-    ABOUT,
-    HeadFile,
-    HeadFormat,
-    Names,
-    Shapes,
-    Signature,
-    Values,
-)
+from specjax.models.io.head_format import ABOUT, HeadFile, HeadFormat, Names, Shapes, Values
 from specjax.models.io.huggingface import BUFFER, check_weights, read_params, write_weights
 from specjax.models.io.weights import StoredTensor, stored_tensors
 from specjax.models.quantize import dequantized
@@ -86,7 +78,7 @@ def detect_format(
     return detected
 
 
-def _signatures(formats: Iterable[HeadFormat]) -> list[Signature]:
+def _signatures(formats: Iterable[HeadFormat]) -> list[head_format.Signature]:
     """Returns the signatures of everything that a folder may hold, by priority."""
     ordered = sorted(formats, key=lambda fmt: not fmt.has_sign_in_config)
     return [head_format.SPECULATORS, *(fmt.signature for fmt in ordered), head_format.WHOLE_MODEL]

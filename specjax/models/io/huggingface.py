@@ -311,9 +311,8 @@ def _check_memory(
         return jax.eval_shape(partial(quantized_param, path, kind=quantize, dtype=dtype), leaf)
 
     is_packed = jax.default_backend() != "cpu"
-    needs = {
-        "weights": device_bytes(place({path: kept(path) for path in tensors}, placement), is_packed)
-    }
+    leaves = place({path: kept(path) for path in tensors}, placement)
+    needs = {"weights": device_bytes(leaves, is_packed)}
     devices = None if placement is None else placement.mesh.devices.flat
     check_fits(title, needs, advice=LESS, devices=devices)
 

@@ -53,11 +53,8 @@ class FeatureTraining(HeadTraining):
             logits = step.logits(predicted.inputs)
             return {"feature_loss": distance, **self.logit_values(logits, teacher.logits)}
 
-        weights = {
-            "feature_loss": self.feature_weight,
-            "logit_loss": self.logit_weight,
-            "top_loss": self.top_weight,
-        }
+        weights = {"feature_loss": self.feature_weight, "logit_loss": self.logit_weight}
+        weights["top_loss"] = self.top_weight
         return step.losses(values_of, predictions, weights, decays)
 
 

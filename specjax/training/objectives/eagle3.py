@@ -70,8 +70,7 @@ class Eagle3Training(HeadTraining):
                 is_drafted = jnp.zeros(teacher.logits.shape[-1], bool).at[drafted].set(True)
                 counts = is_drafted[target_best]
             loss = distribution_loss(self.distribution_loss, logits, teacher.logits, drafted)
-            losses = {"logit_loss": loss}
-            losses |= self.top_values(logits, target_logits)
+            losses = {"logit_loss": loss, **self.top_values(logits, target_logits)}
             losses = {name: jnp.where(counts, loss, 0.0) for name, loss in losses.items()}
             return losses | {"is_right": best == target_best}
 
