@@ -1,18 +1,22 @@
-"""Kills long commands with SIGKILL at random moments: python -m benchmarks.faults WORK
+"""Interrupts long commands at random: python -m benchmarks.faults WORK [--full-disk]
 
 WORK is train, distill, bench, reproduce or tune, on pocket. The same command starts over and over,
-and is killed after a random part of the time that a whole run takes, until a start comes to its
-end. Then the folder must hold what one run without a kill leaves: the same weights to the bit and a
-line of metrics per step, the same tokens of every method and one timed run of each, or the same
-settings. Then the next folder begins.
+and is killed with SIGKILL after a random part of the time that a whole run takes, until a start
+comes to its end. With `--full-disk` each start instead finds a disk with random room, a tmpfs
+(mounting it needs root); one that fills it must exit with code 2 and no traceback. Then the folder
+must hold what one run without a fault leaves: the same weights to the bit and a line of metrics per
+step, the same tokens of every method and one timed run of each, or the same settings. Then the next
+folder begins.
 """
 
 import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from multiprocessing import get_context
@@ -46,6 +50,9 @@ WORDS = "total value best for in return count max if while".split()
 IMPORTS = ("specjax.cli.train_heads", "specjax.bench.run", "transformers", "orbax.checkpoint")
 TIMES = ("tokens_per_second", "seconds")  # of the metrics; the rest must be equal
 SHOWN = 3  # lines about lost checkpoints
+PAGE = 4096  # bytes
+PLENTY = 2**30  # bytes
+MOST_ROOM = 1.5  # times a whole run's bytes: old checkpoints go when the next one is complete
 
 
 @dataclass(frozen=True)
@@ -53,16 +60,17 @@ class FaultOptions:
     """The options of this benchmark."""
 
     work: Positional[str]  # one of WORKS
-    kills: int = 50  # processes to kill
-    seed: int = 0  # seed of the moments
+    faults: int = 50  # kills, or starts that fill the disk
+    full_disk: bool = False
+    seed: int = 0  # seed of the moments or sizes
 
 
 @dataclass
 class Log:
-    """The outcome of the kills."""
+    """The outcome of the faults."""
 
     whole_seconds: float
-    kills: int = 0
+    faults: int = 0
     finished: int = 0  # folders
     different: list[Path] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)  # lines about checkpoints that were skipped
@@ -70,7 +78,7 @@ class Log:
 
 def inject(options: FaultOptions) -> None:
     """Runs, and prints a table."""
-    at_least_1(options, "kills")
+    at_least_1(options, "faults")
     if options.work not in WORKS:
         raise SpecjaxError(f"work {options.work!r} is unknown; choose {' or '.join(WORKS)}")
     for name in IMPORTS:  # once, for all the processes
@@ -79,25 +87,34 @@ def inject(options: FaultOptions) -> None:
     with TemporaryDirectory() as place:
         folders = Path(place)
         _write_inputs(folders)
-        _run(options.work, folders / "compiling", None)  # fills XLA's cache, if there is one
+        start = partial(_start, options.work, folders)
+        start(folders / "compiling")  # fills XLA's cache, if there is one
         started = time.perf_counter()
-        _run(options.work, folders / "whole", None)
+        start(folders / "whole")
         log = Log(time.perf_counter() - started)
         expected = contents(options.work, folders / "whole")
+        num_bytes = _num_bytes(folders / "whole")
         try:
-            while log.kills < options.kills:
-                folder, is_killed = folders / f"{log.finished}", True
-                while is_killed:
-                    is_last = log.kills >= options.kills
-                    limit = None if is_last else draw.uniform(0, log.whole_seconds)
-                    is_killed, lines = _run(options.work, folder, limit)
-                    log.kills += is_killed
+            while log.faults < options.faults:
+                disk, is_cut = folders / f"disk{log.finished}", True
+                folder = disk / "run" if options.full_disk else folders / f"{log.finished}"
+                while is_cut:
+                    share = draw.random() if log.faults < options.faults else None
+                    seconds = None
+                    if options.full_disk:
+                        _mount(disk, num_bytes, share)
+                    elif share is not None:
+                        seconds = share * log.whole_seconds
+                    is_cut, lines = start(folder, seconds, options.full_disk)
+                    log.faults += is_cut
                     log.messages += lines
-                    note(f"{log.kills} of {options.kills} kills")
+                    note(f"{log.faults} of {options.faults} faults")
                 log.finished += 1
                 if contents(options.work, folder) != expected:
                     log.different.append(folder)
         finally:
+            for disk in filter(Path.is_mount, folders.iterdir()):
+                subprocess.run(["umount", disk], check=True)
             print(report(log))
     if log.different:
         raise SpecjaxError(f"{len(log.different)} folders differ from that of a whole run")
@@ -115,23 +132,48 @@ def _write_inputs(folder: Path) -> None:
     (folder / QUESTIONS / "spec_bench.jsonl").write_text(json.dumps(question))
 
 
-def _run(work: str, folder: Path, limit: float | None) -> tuple[bool, list[str]]:
-    """Starts the work; returns whether it was killed, and its messages about checkpoints."""
-    log = folder.with_name(f"{folder.name}.log")
-    process = get_context("fork").Process(target=_work, args=(work, folder, log))
+def _mount(disk: Path, num_bytes: int, share: float | None) -> None:
+    """Gives a disk room for a share of a whole run's bytes, or plenty."""
+    is_mounted = disk.exists()
+    used = _num_bytes(disk) if is_mounted else PAGE  # that of "taken": size 0 sets no limit
+    free = PLENTY if share is None else int(share * MOST_ROOM * num_bytes)
+    option = f"size={used + free // PAGE * PAGE}"
+    disk.mkdir(exist_ok=True)
+    option = f"remount,{option}" if is_mounted else option
+    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "tmpfs", disk], check=True)
+    (disk / "taken").write_bytes(bytes(PAGE))
+
+
+def _num_bytes(folder: Path) -> int:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sum(-(-path.stat().st_size // PAGE) * PAGE for path in files)
+
+
+def _start(
+    work: str, place: Path, folder: Path, limit: float | None = None, may_fill: bool = False
+) -> tuple[bool, list[str]]:
+    """Starts the work, in the place of its inputs, and kills it after `limit` seconds.
+
+    Returns whether it was killed or its disk was full, and its messages about checkpoints.
+    """
+    log = place / "log.txt"
+    process = get_context("fork").Process(target=_work, args=(work, place, folder, log))
     process.start()
     process.join(limit)
-    is_killed = process.is_alive()
+    is_cut = process.is_alive()
     process.kill()
     process.join()
     text = log.read_text() if log.exists() else ""
-    if not is_killed and process.exitcode:
-        raise SpecjaxError(f"{work} in {folder} failed: {text[-2000:]}")
-    return is_killed, [line for line in text.splitlines() if "corrupt" in line]
+    log.unlink(missing_ok=True)
+    if not is_cut and process.exitcode:
+        is_cut = may_fill and process.exitcode == 2 and "No space left" in text
+        if not is_cut or "Traceback" in text:
+            raise SpecjaxError(f"{work} in {folder} failed: {text[-2000:]}")
+    return is_cut, [line for line in text.splitlines() if "corrupt" in line]
 
 
-def _work(work: str, folder: Path, log: Path) -> None:
-    os.chdir(folder.parent)
+def _work(work: str, place: Path, folder: Path, log: Path) -> None:
+    os.chdir(place)
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -175,7 +217,7 @@ def report(log: Log) -> str:
     """Returns a table of the outcome."""
     rows = [
         ("seconds of a whole run", f"{log.whole_seconds:.0f}"),
-        ("processes killed", log.kills),
+        ("faults", log.faults),
         ("folders that came to their end", log.finished),
         ("of these unlike a whole run's", len(log.different)),
         ("checkpoints skipped as corrupt, with a line", len(log.messages)),
