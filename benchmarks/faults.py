@@ -114,7 +114,7 @@ def inject(options: FaultOptions) -> None:
                     log.different.append(folder)
         finally:
             for disk in filter(Path.is_mount, folders.iterdir()):
-                subprocess.run(["umount", disk], check=True)
+                subprocess.run(["umount", "--lazy", disk], check=True)
             print(report(log))
     if log.different:
         raise SpecjaxError(f"{len(log.different)} folders differ from that of a whole run")
