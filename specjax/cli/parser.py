@@ -26,6 +26,7 @@ COMPLETION = "--tyro-write-completion"
 WIDTH = 76  # of the prose in help
 SILENT_DEFAULTS = {"None", "False", "''", ""}
 [REPEATABLE] = UseAppendAction[str].__metadata__  # pyright: ignore[reportAttributeAccessIssue]
+[POSITIONAL] = conf.Positional[str].__metadata__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ def parse(arguments: Sequence[str], commands: Commands, about: str = "") -> Any:
 
 def flags_of(command: type) -> list[str]:
     """Returns the options of a command as users type them."""
-    flags, hints = [], get_type_hints(command)
+    flags, hints = [], get_type_hints(command, include_extras=True)
     for field in fields(command):
-        if is_dataclass(hints[field.name]):
-            flags += flags_of(hints[field.name])
-        else:
+        kind = hints[field.name]
+        if is_dataclass(kind):
+            flags += flags_of(kind)
+        elif POSITIONAL not in getattr(kind, "__metadata__", ()):
             name = field.name.replace("_", "-")
             flags.append(f"--no-{name}" if field.default is True else f"--{name}")
     return flags

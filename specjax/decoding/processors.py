@@ -252,7 +252,7 @@ class BadWords(Processor):
             same = (nodes.last(width)[:, :, None] == before) | (before == ANY_TOKEN)
             is_next = jnp.all(same, axis=-1)
         last = np.asarray([word[-1] for word in words], np.int32)
-        return logits.at[..., last].add(jnp.where(is_next, -jnp.inf, 0.0))
+        return _banned(logits, last, is_next)
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,15 @@ class MinNewTokens(Processor):
     def apply(self, params, logits, state, nodes):
         count = self.count if params is None else params.min_new_tokens[:, None]
         is_short = (nodes.num_new < count)[..., None]
-        is_end = np.isin(np.arange(logits.shape[-1]), nodes.eos)
-        return jnp.where(is_short & is_end[None, None], -jnp.inf, logits)
+        return _banned(logits, np.asarray(nodes.eos, np.int32), is_short)
+
+
+def _banned(
+    logits: Float[Array, "B N V"], tokens: Int[np.ndarray, " W"], is_banned: Bool[Array, "B N #W"]
+) -> Float[Array, "B N V"]:
+    """Returns logits without the banned tokens; a few writes, not a pass over the vocabulary."""
+    place = jnp.where(is_banned, tokens, logits.shape[-1])
+    return jax.vmap(jax.vmap(lambda row, at: row.at[at].set(-jnp.inf, mode="drop")))(logits, place)
 
 
 def _add_counts(

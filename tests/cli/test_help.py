@@ -15,15 +15,6 @@ from specjax.core.settings import field_texts
 from tests.cli.commands import COMMAND_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-POSITIONAL = {
-    "generate": ["prompt"],
-    "report": ["folder"],
-    "reproduce": ["name"],
-    "datastore": ["action", "sources"],
-    "attribute": ["file"],
-    "convert": ["source", "directory"],
-    "methods": ["method"],
-}
 
 
 @pytest.mark.parametrize("words", ["", "train", "tune"])
@@ -35,8 +26,7 @@ def test_help_of_a_group_lists_its_commands(words, capsys, monkeypatch):
 @pytest.mark.parametrize("words", COMMAND_CLASSES)
 def test_every_option_is_documented(words, capsys, monkeypatch):
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", help_of(words, capsys, monkeypatch)))
-    positional = {"--" + name.replace("_", "-") for name in POSITIONAL.get(words, ())}
-    assert set(flags_of(COMMAND_CLASSES[words])) - flags == positional
+    assert set(flags_of(COMMAND_CLASSES[words])) <= flags
     assert undocumented_fields(COMMAND_CLASSES[words]) == []
 
 
@@ -74,6 +64,7 @@ def undocumented_fields(owner: type) -> list[str]:
         ("generate --seed", ["--seed needs a value"]),
         ("generate --verification blind", ["'blind'", "coupled, rejection, typical"]),
         ("generate --methods=pld", ["no option --methods", "did you mean --method?"]),
+        ("generate --prompt x", ["no option --prompt;", "did you mean --prompts?"]),
         ("tune machine --kinds x", ["`specjax tune machine` has no option --kinds"]),
     ],
 )
