@@ -68,10 +68,9 @@ def flags_of(command: type) -> list[str]:
     """Returns the options of a command as users type them."""
     flags, hints = [], get_type_hints(command, include_extras=True)
     for field in fields(command):
-        kind = hints[field.name]
-        if is_dataclass(kind):
-            flags += flags_of(kind)
-        elif POSITIONAL not in getattr(kind, "__metadata__", ()):
+        if is_dataclass(hints[field.name]):
+            flags += flags_of(hints[field.name])
+        elif POSITIONAL not in getattr(hints[field.name], "__metadata__", ()):
             name = field.name.replace("_", "-")
             flags.append(f"--no-{name}" if field.default is True else f"--{name}")
     return flags
