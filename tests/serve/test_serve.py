@@ -30,7 +30,7 @@ from specjax.serve import chats as chats_module
 from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
 from specjax.serve.chats import START_SECONDS, ChatFormatter
 from specjax.serve.requests import read_request
-from specjax.serve.worker import Busy, Worker
+from specjax.serve.worker import Busy, Job, Worker
 from tests.cli.target import write_target
 
 LIMIT = 24
@@ -204,22 +204,16 @@ def test_eight_clients_at_once_get_their_own_texts(complete):
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_hangs_up_frees_the_device(url, worker, complete, is_stream, monkeypatch):
+def test_a_client_that_hangs_up_frees_the_device(url, complete, is_stream, monkeypatch):
     complete()
-    steps, slow = [], type(worker)._run
+    steps, put = [], Job.put
 
-    def counted(self, job):
-        put = job.put
+    def slow_put(self, part):
+        steps.append(self.is_cancelled)
+        time.sleep(0.2)
+        put(self, part)
 
-        def note(part):
-            steps.append(job.is_cancelled)
-            time.sleep(0.2)
-            put(part)
-
-        job.put = note
-        slow(self, job)
-
-    monkeypatch.setattr(Worker, "_run", counted)
+    monkeypatch.setattr(Job, "put", slow_put)
     body = {"prompt": PROMPT, "max_tokens": LIMIT, "temperature": 0.8, "seed": 5}
     port = int(url.split(":")[2].split("/")[0])
     content = json.dumps(body | {"stream": is_stream}).encode()
