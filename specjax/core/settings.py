@@ -130,6 +130,7 @@ def bounds_of(owner: type, name: str) -> Bounds:
     return Bounds(choices=get_args(literals[0]) if literals else ())
 
 
+@cache
 def field_texts(owner: type) -> dict[str, str]:
     """Returns the docstrings below the fields of a dataclass, inherited ones too, with bounds."""
     texts: dict[str, str] = {}
