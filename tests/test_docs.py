@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 import textwrap
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ PAGES = [
 ]
 
 
+@cache
 def hooks():
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
     module = importlib.util.module_from_spec(spec)
@@ -44,9 +46,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def entries(nav) -> list[str]:
     if isinstance(nav, str):
         return [nav]
-    return [
-        name for part in (nav.values() if isinstance(nav, dict) else nav) for name in entries(part)
-    ]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [name for part in parts for name in entries(part)]
 
 
 def test_every_page_is_in_the_navigation_and_every_method_has_one():
@@ -90,24 +91,25 @@ def test_a_notebook_becomes_a_page_with_its_outputs():
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_snippets_compile_and_commands_parse(page, monkeypatch):
-    parse = cli.parse
+def test_snippets_compile_and_commands_parse(monkeypatch):
+    parse, lines = cli.parse, set()
 
     def only_parse(*arguments):
         parse(*arguments)
         return SimpleNamespace(run=lambda: None)
 
-    for code in blocks(page, "python"):
-        compile(code, str(page), "exec")
+    for page in PAGES:
+        for code in blocks(page, "python"):
+            compile(code, str(page), "exec")
+        for code in blocks(page, "bash"):
+            lines.update(code.replace("\\\n", "").splitlines())
     monkeypatch.setattr(cli, "parse", only_parse)
-    for code in blocks(page, "bash"):
-        for line in code.replace("\\\n", "").splitlines():
-            for words in (shlex.split(command) for command in line.split("&&")):
-                if words[:1] == ["specjax"]:
-                    assert cli.main(words[1:]) == 0, line
-                if words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "recipes")):
-                    assert importlib.util.find_spec(words[2]), line
+    for line in sorted(lines):
+        for words in (shlex.split(command) for command in line.split("&&")):
+            if words[:1] == ["specjax"]:
+                assert cli.main(words[1:]) == 0, line
+            if words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "recipes")):
+                assert importlib.util.find_spec(words[2]), line
 
 
 def test_the_version_is_said_once_and_cited():

@@ -74,6 +74,11 @@ def test_answers_end_and_are_often_right():
     assert right >= 2
 
 
+@cache
+def pocket_fingerprint() -> str:
+    return fingerprint(pocket().config, pocket().params)
+
+
 HEADS = [name for name, row in METHODS.items() if row.head]
 
 
@@ -83,4 +88,4 @@ def test_heads_ship_that_were_measured_to_draft(method):
     drafter.check(pocket().model, params)
     about = read_about(pocket_folder().parent / METHODS[method].part)
     assert about["score"] > 1.4
-    assert about["target"] == fingerprint(pocket().config, pocket().params)
+    assert about["target"] == pocket_fingerprint()

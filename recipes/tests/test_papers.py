@@ -113,14 +113,11 @@ def test_recipes_are_listed_with_their_costs(capsys, monkeypatch):
     assert "A100: 40 h, H100: 24 h, 156 GB." in " ".join(text.split())
 
 
-def test_what_is_read_for_a_limit_holds_the_samples():
+def test_what_is_read_for_a_limit_holds_the_samples_and_drafters_are_of_methods_with_one():
     for recipe in map(read_recipe, NAMES):
         for name in chain(recipe.data.values(), *recipe.training.values()):
             data = shared_data()[name]
             assert data.skip + (data.sample or 0) <= questions.TRIAL_RECORDS
-
-
-def test_every_drafter_is_of_a_method_that_reads_one():
     for model in shared_models().values():
         assert all(METHODS[method].part for method in model.drafters)
 

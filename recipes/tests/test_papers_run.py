@@ -145,7 +145,6 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["big-table-1"], "recipe 'big-table-1' is unknown; choose one of small-table-1"),
         (["small-table-1", "--model", "vicuna"], "has no model 'vicuna', but m"),
         (["small-table-1", "--limit", "0"], "--limit must be at least 1"),
         (["small-table-1"], "Edits is not on the hub; get it from https://edits"),

@@ -110,20 +110,13 @@ def compared(contestants, requests, num_runs, batch_size=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "temperature, methods, batch_size", [(0.0, "pld,pld-plus", 1), (0.8, "pld", 2)]
-)
-def test_every_method_generates_the_same_and_nothing_compiles_again(
-    target, requests, temperature, methods, batch_size
-):
-    contestants = contestants_of(target, requests, temperature, batch_size, methods=methods)
-    rows = compared(contestants, requests, OPTIONS.runs, batch_size=batch_size)
-    names = ["plain", *methods.split(",")]
+def test_a_batch_generates_the_same_and_nothing_compiles_again(target, requests):
+    contestants = contestants_of(target, requests, 0.8, 2, methods="pld")
+    rows = compared(contestants, requests, OPTIONS.runs, batch_size=2)
     assert [(row.task, row.method, row.num_prompts) for row in rows] == [
         (task, name, num_prompts)
-        for task, num_prompts in (("short", 2), ("long", 3 + (batch_size == 2)), (ALL, 0))
-        for name in names
-        for num_prompts in [num_prompts or 5 + (batch_size == 2)]
+        for task, num_prompts in (("short", 2), ("long", 4), (ALL, 6))
+        for name in ("plain", "pld")
     ]
     assert all(row.identical for row in rows)
     assert {row.num_recompiled for row in rows} == {0}
@@ -131,9 +124,9 @@ def test_every_method_generates_the_same_and_nothing_compiles_again(
     plain = [row for row in rows if row.method == "plain"]
     assert {row.mean_accepted_length for row in plain} == {1.0}
     assert {row.round_overhead for row in plain} == {1.0}
-    assert all(row.batch == batch_size for row in rows)
-    longest = next(row for row in rows if (row.method, row.task) == ("plain", "long"))
-    room = [min(24, WINDOW - length) for length in (40, 33, 51, 40)[: longest.num_prompts]]
+    assert all(row.batch == 2 for row in rows)
+    longest = next(row for row in plain if row.task == "long")
+    room = [min(24, WINDOW - length) for length in (40, 33, 51, 40)]
     assert longest.num_new_tokens == sum(room), "texts end with the window"
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
     assert all(row.peak_bytes > weights for row in rows)
@@ -272,33 +265,28 @@ def tasks_in(folder):
     return str(path)
 
 
-def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, capsys):
-    out = tmp_path / "out"
-    options = replace(
-        OPTIONS, methods="pld", tasks=tasks_in(tmp_path), out=out, runs=1, temperature="0,0.8"
-    )
-    rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+def check_kept(out, rows, target, printed):
+    """Rows are kept with what they were computed from, and printed."""
     found = read_results(out)
     assert found.rows == rows
     first = json.loads((out / "rows.jsonl").read_text().splitlines()[0])
     assert first["published"]["tau"] == rows[0].published.tau, "figures are named"
-    assert [(row.temperature, row.task, row.method) for row in rows] == [
-        (temperature, kind, method)
-        for temperature in (0.0, 0.8)
-        for kind in ("copies", "chat", ALL)
-        for method in ("plain", "pld")
-    ]
-    assert [row.num_prompts for row in rows[:6]] == [1, 1, 2, 2, 3, 3]  # a chat of two turns
-    assert all(row.identical and row.dtype == "float32" for row in rows)
+    assert [row.num_prompts for row in rows] == [1, 1, 2, 2, 3, 3]  # a chat of two turns
+    assert problems(rows) == []
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
+    for row in rows:
+        assert row.identical and row.dtype == "float32" and row.num_recompiled == 0
+        assert row.peak_bytes > weights
+        total = sum(n * count for n, count in enumerate(row.accepted_lengths))
+        assert (total, sum(row.accepted_lengths)) == (row.num_new_tokens, row.rounds)
     plain = rows[0]
+    assert (plain.mean_accepted_length, plain.round_overhead) == (1.0, 1.0)
     must_read = bytes_per_pass(target, plain.mean_length) * plain.passes / plain.decode_seconds
     lines = (out / "bandwidth.jsonl").read_text().splitlines()
-    reads = [json.loads(line)["bytes_per_second"] for line in lines]  # one per temperature
-    assert plain.bandwidth_share == pytest.approx(must_read / reads[0])
+    reads = [json.loads(line)["bytes_per_second"] for line in lines]  # one per repeat
+    assert plain.bandwidth_share == pytest.approx(must_read / np.median(reads))
     assert found.about["bandwidth"] == np.median(reads)
     assert found.about["target"] == "tiny"
-    printed = capsys.readouterr().out
-    assert "T=0.8" in printed
     assert "GB/s that this device reads" in printed
     assert "DIFFERENT" not in printed
 
@@ -306,11 +294,11 @@ def test_run_bench_prints_a_table_and_keeps_rows(target, tokenizer, tmp_path, ca
 def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
     target, tokenizer, tmp_path, capsys, monkeypatch
 ):
-    out = tmp_path / "out"
+    out, whole = tmp_path / "out", tmp_path / "whole"
     options = replace(OPTIONS, methods="pld", tasks=tasks_in(tmp_path), out=out, runs=2)
-    whole_run = run_bench(
-        lambda: replace(target, tokenizer=tokenizer), replace(options, out=tmp_path / "whole")
-    )
+    bench = partial(run_bench, lambda: replace(target, tokenizer=tokenizer))
+    whole_run = bench(replace(options, out=whole))
+    check_kept(whole, whole_run, target, capsys.readouterr().out)
 
     def interrupted(*arguments):
         for count, turn in enumerate(measure_trials(*arguments)):
@@ -320,14 +308,14 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(run_module, "measure_trials", interrupted)
-        run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+        bench(options)
     shown = [row.task for row in read_results(out).rows]
     assert shown == ["copies", "copies", "chat", "chat", ALL, ALL]
     assert "INCOMPLETE: 4 trials (one batch run by every method)" in capsys.readouterr().out
     samples = out / "samples.jsonl"
     before = samples.read_text()
     samples.write_text(before + '{"temperature": 0.0, "batch_s')  # as a killed process leaves it
-    rows = run_bench(lambda: replace(target, tokenizer=tokenizer), options)
+    rows = bench(options)
     assert samples.read_text().startswith(before)
     assert samples.read_text().count("\n") == 6  # turns
     [(condition, found)] = read_samples(out).items()
@@ -336,7 +324,7 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
     assert (out / "programs.jsonl").read_text().count("\n") == 2
     bandwidth = read_results(out).about["bandwidth"]
     assert (out / "bandwidth.jsonl").read_text().count("\n") == 3  # once per repeat of each start
-    run_bench(lambda: replace(target, tokenizer=tokenizer), options)  # nothing is left to do
+    bench(options)  # nothing is left to do
     assert read_results(out).rows == rows
     assert read_results(out).about["bandwidth"] == bandwidth
 
@@ -346,7 +334,19 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(
 
     assert list(map(figures, rows)) == list(map(figures, whole_run))
     with pytest.raises(SpecjaxError, match=r"holds another run .*runs was 2, now 3"):
-        run_bench(lambda: replace(target, tokenizer=tokenizer), replace(options, runs=3))
+        bench(replace(options, runs=3))
+
+
+def test_every_temperature_and_batch_size_has_a_table(target, tokenizer, tmp_path, capsys):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "total(values)"}\n{"prompt": "sum(values)"}\n')
+    options = replace(OPTIONS, tasks=str(tasks), runs=1, temperature="0,0.8", batch="1,2")
+    rows = run_bench(
+        lambda: replace(target, tokenizer=tokenizer), options, lambda *_: [Echo("plain")]
+    )
+    conditions = [(temperature, size) for temperature in (0.0, 0.8) for size in (1, 2)]
+    assert [(row.temperature, row.batch) for row in rows] == conditions
+    assert "T=0.8" in capsys.readouterr().out
 
 
 def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, tokenizer, capsys):
@@ -382,25 +382,19 @@ def test_what_a_pass_reads(target):
     assert bytes_per_pass(target, 100.0, 4) == 4 * (weights + 400 * per_token)
 
 
-def test_settings_are_given_per_method_and_name_methods(target, requests):
+def test_settings_are_given_per_method_and_variant_and_name_methods(target, requests):
     defaults = default_methods(target.model)
     assert {"plain", "pld", "pld-plus"} <= set(defaults)
     assert list(variants_for("all", (), (), target)) == defaults
     assert "eagle" in variants_for("all", (), (), replace(target, name="pocket"))
-    given = ("pld.num_tokens=5", "pld.max_ngram=2", "pld-plus.layer=1")
-    made = contestants_of(target, requests, methods="pld", set=given)
-    assert [each.name for each in made] == ["plain", "pld", "pld-plus"]
-    _, pld, plus = (each.engine.drafter for each in made)
-    assert (pld.num_tokens, pld.max_ngram, plus.layer) == (5, 2, 1)
-    assert plus.num_tokens == METHODS.make("pld-plus", CONFIG, {}).num_tokens
-
-
-def test_variants_of_a_method_run_under_names_of_their_own(target, requests):
-    given = ("K 5.num_tokens=5", "K 9.num_tokens=9")
+    given = ("K 5.num_tokens=5", "K 5.max_ngram=2", "K 9.num_tokens=9", "pld-plus.layer=1")
     made = contestants_of(target, requests, methods="K 5=pld, K 9=pld,pld", set=given)
-    assert [each.name for each in made] == ["plain", "K 5", "K 9", "pld"]
+    assert [each.name for each in made] == ["plain", "K 5", "K 9", "pld", "pld-plus"]
+    _, five, nine, pld, plus = (each.engine.drafter for each in made)
     default = METHODS.make("pld", CONFIG, {}).num_tokens
-    assert [each.engine.drafter.num_tokens for each in made[1:]] == [5, 9, default]
+    assert [each.num_tokens for each in (five, nine, pld)] == [5, 9, default]
+    assert (five.max_ngram, plus.layer) == (2, 1)
+    assert plus.num_tokens == METHODS.make("pld-plus", CONFIG, {}).num_tokens
 
 
 def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp_path):
@@ -423,23 +417,15 @@ def test_chats_take_a_system_message_and_another_template(target, tokenizer, tmp
     "changes, message",
     [
         ({"methods": "pld,nonsense"}, "method 'nonsense' is unknown"),
-        ({"methods": "long=nonsense"}, "method 'nonsense' is unknown"),
         ({"methods": "rest=pld"}, "'rest' is already taken or invalid"),
-        ({"methods": "a=b=pld"}, "'a=b' is already taken or invalid"),
         ({"methods": "a=pld,a=pld"}, "names a twice"),
         ({"chat_template": "alpaca"}, "neither a file nor one of vicuna"),
         ({"runs": 0}, "`runs` must be at least 1, got 0"),
-        ({"temperature": "-1"}, "`temperature` must be at least 0"),
         ({"temperature": "0,hot"}, "'0,hot' must list different numbers"),
-        ({"temperature": "0,0"}, "must list different numbers"),
-        ({"batch": "0"}, "must list numbers above 0"),
         ({"batch": "1,two"}, "must list different whole numbers"),
         ({"set": ("pld.num_tokens",)}, "is not NAME=VALUE"),
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
-        (
-            {"set": ("pld.num_tokens=3", "pld.colour=1")},
-            "no setting 'colour'; its settings",
-        ),
+        ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; its settings"),
         ({"tasks": "no/such/file"}, "does not exist"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),

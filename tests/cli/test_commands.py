@@ -14,9 +14,13 @@ import pytest
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
+from specjax.bench.measure import GeneratedText, Program, Sample
+from specjax.bench.results import ROWS, open_results
+from specjax.bench.summary import summarise
 from specjax.cli import main
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
+from specjax.run.tasks import TaskPrompt
 from tests.cli.target import CONFIG, SHORT, write_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +106,41 @@ def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_lin
     assert "config.json: num_experts 128: experts are not supported" in error_line()
     assert main(["methods", "psychic"]) == 2
     assert "'psychic' is unknown; use plain, pld" in error_line()
+
+
+def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):
+    fields = {"question": "what?", "title1": "one", "source1": "a total of values", "source2": ""}
+    good, other = "It is [ 1 a total of values ] .", "[ 1 total ]"
+    rows = [json.dumps(fields | {"summary": summary}) for summary in (good, other)]
+    path = tmp_path / "quotes.jsonl"
+    path.write_text("\n".join([rows[0], "{", rows[1], '{"a": 1}']))
+    assert main(["attribute", str(path), "--target", str(tiny)]) == 0
+    captured = capsys.readouterr()
+    assert "quotes.jsonl:2 is not JSON" in captured.err
+    assert "quotes.jsonl:4" in captured.err
+    assert "averaged over 2 examples" in captured.out
+    assert [line.split()[0] for line in captured.out.splitlines()[1:4]] == ["2", "5", "8"]
+    assert main(["attribute", str(path), "--target", str(tiny), "--layer", "9"]) == 2
+    assert "layer 9" in capsys.readouterr().err
+
+
+def test_pages_are_written_beside_the_results_or_nothing_is(tmp_path, capsys, error_line):
+    text = GeneratedText((1, 2), 2, (0, 2), (False, False))
+    sample = Sample("plain", "float32", (TaskPrompt("code", (5,)),), 0, 0, (text,), 0.1, 0.2, 0)
+    results, page = tmp_path / "results", tmp_path / "results" / "report.md"
+    page.mkdir(parents=True)
+    open_results(results, {"target": "tiny"}).write_rows(summarise([sample], {"plain": Program()}))
+    for folder, message in ((results, "cannot write"), (tmp_path / "none", "holds no benchmark")):
+        assert main(["report", str(folder)]) == 2
+        assert message in error_line()
+    assert not list(results.glob("*.png"))
+    page.rmdir()
+    assert main(["report", str(results)]) == 0
+    assert capsys.readouterr().out == f"written to {page}\n"
+    assert "T=0, batch 1" in page.read_text()
+    (results / ROWS).unlink()
+    assert main(["report", str(results)]) == 2
+    assert "has no results yet; repeat its command" in error_line()
 
 
 # ---- In a separate process ----------------------------------------------------------------------

@@ -13,10 +13,12 @@ from recipes.pocket import edits
 from specjax.cli import main
 from specjax.cli.chat import HINT, _prompt
 from specjax.cli.generation import GenerationRequest
+from specjax.cli.generation_output import GenerateOutput
 from specjax.cli.live_text import LiveText
 from specjax.cli.prompts import INSTRUCTION, SOURCE, read_source
 from specjax.core.text import decode
 from specjax.decoding.engine import Engine
+from specjax.loading.targets import load
 from tests.cli.target import SHORT, VOCABULARY
 
 FIELDS = (
@@ -78,26 +80,23 @@ def test_rejection_and_typical_acceptance_do_not_promise_equal_tokens(generate, 
     assert (greedy["identical"], greedy["is_lossy"]) == (True, False)
 
 
-def test_text_file_ids_and_standard_input_are_the_same_prompt(
-    generate, tiny_tokenizer, tmp_path, monkeypatch
+def test_text_file_ids_and_standard_input_are_the_same_prompt_and_the_default_is_an_example(
+    generate, tiny_tokenizer, tmp_path, monkeypatch, capsys
 ):
     text = "previous = None\n"
     file = tmp_path / "prompt.txt"
     file.write_text(text)
     ids = ", ".join(str(token) for token in tiny_tokenizer(text)["input_ids"])
     assert generate("--prompt-ids", ids)["tokens"] == generate(text)["tokens"]
-    assert generate("--prompt-file", str(file))["prompt"] == text
-    for prompt, path in ((None, None), ("-", None), (None, Path("-"))):
+    example = read_source(None, None, None, False, None)
+    GenerateOutput(is_json=False).source(example)
+    assert INSTRUCTION in capsys.readouterr().err
+    for prompt, path in ((None, None), ("-", None), (None, Path("-")), (None, file)):
         with file.open() as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
             assert read_source(prompt, path, None, False, None).prompt == text
-
-
-def test_without_a_prompt_the_example_runs(tiny, capsys):
-    assert RENAMED != SOURCE
-    assert "element" not in SOURCE
-    assert main(["generate", *SHORT, "--target", str(tiny)]) == 0
-    assert INSTRUCTION in capsys.readouterr().err
+    system, user = read_source(text, None, None, False, "best").prompt
+    assert (system, user["content"]) == ({"role": "system", "content": "best"}, text)
 
 
 def test_a_pipe_sees_the_text_grow_before_programs_that_are_warm_are_compared(
@@ -137,21 +136,19 @@ def test_a_text_ends_before_a_stop_text(generate, tiny, capsys):
     assert max(map(len, captured.err.splitlines())) <= 80
 
 
-def test_a_text_says_why_it_ends_and_may_go_on_after_eos(generate, tiny, tmp_path):
+def test_a_text_may_go_on_after_eos(generate, tiny, tmp_path):
     values = generate("return best")
     assert values["finish_reason"] == "length"
-    folder = Path(shutil.copytree(tiny, tmp_path / "ends"))
-    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {values["tokens"][3]}}}')
-    ended = generate("return best", target=folder)
-    assert ended["finish_reason"] == "eos"
-    assert len(ended["tokens"]) <= 4
+    folder, eos = Path(shutil.copytree(tiny, tmp_path / "ends")), values["tokens"][3]
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    assert eos in load(folder).eos
     assert generate("return best", "--ignore-eos", target=folder)["tokens"] == values["tokens"]
 
 
 def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsys, error_line):
     file = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "previous?"}
-    rows = [{"prompt": "return best"}, "def f(x):" * 20, {"messages": [message]}]
+    rows = [{"prompt": "return best"}, "def f(x):", {"messages": [message]}]
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     command = ["generate", *SHORT, "--target", str(tiny), "--prompts", str(file)]
     assert main(command) == 0
@@ -166,17 +163,6 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     file.write_text(json.dumps("best " * 400))
     assert main(command) == 2
     assert f"{file}:1: " in error_line()
-
-
-def test_a_system_message_comes_first(generate, tiny_tokenizer, tiny, tmp_path):
-    folder = Path(shutil.copytree(tiny, tmp_path / "plain"))
-    for path in folder.glob("chat_template*"):
-        path.unlink()
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    values = generate("value?", "--system", "best", target=folder)
-    assert values["tokens"] == generate("systembestuservalue?", target=folder)["tokens"]
 
 
 def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
@@ -195,7 +181,7 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     file.write_text("best?\n\n/help\nvalue\\\nbest?\n/new\nbest?\n/quit\nnever\n")
     with file.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        command = ["chat", "--target", str(tiny), "--max-new-tokens", "12"]
+        command = ["chat", "--target", str(tiny), *SHORT]
         assert main([*command, "--system", "count"]) == 0
     first, second, third = ([message["content"] for message in each] for each in prompts)
     assert first == third == ["count", "best?"]
@@ -230,6 +216,36 @@ def test_a_target_without_a_tokenizer_prints_ids(generate, tiny, tmp_path, capsy
     assert capsys.readouterr().out.split() == [str(token) for token in values["tokens"]]
     assert main(["generate", "--target", str(folder), "text"]) == 2
     assert "--prompt-ids" in capsys.readouterr().err
+
+
+def test_sources_are_where_the_output_was_copied_from(generate, tiny, capsys):
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+    options = ("--prompt-ids", ",".join(map(str, prompt)), "--attribute")
+    values = generate(*options)
+    for start, end, source in values["spans"]:
+        assert prompt[source : source + end - start] == values["tokens"][start:end]
+    assert main(["generate", *SHORT, "--target", str(tiny), *options]) == 0
+    assert "copied from" in capsys.readouterr().out
+
+
+def test_rest_reads_a_datastore_of_the_targets_tokenizer(
+    generate, tiny, tmp_path, capsys, error_line
+):
+    text, store = tmp_path / "text.txt", tmp_path / "store"
+    text.write_text("for value in values:\n    total = total + value\n" * 3)
+    assert main(["datastore", "build", str(text), "--target", str(tiny), "--out", str(store)]) == 0
+    assert "of 1 documents" in capsys.readouterr().out
+    rest = ("--method", "rest", "--set", "max_drafted=6", "--drafter", str(store))
+    assert generate("--prompt-ids", "1,2,3", *rest, "--compare")["identical"] is True
+    metadata = store / "datastore.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"fingerprint": "0" * 16}))
+    for options, message in (
+        (rest, "was built with tokenizer 0000000000000000, but the target's is"),
+        (rest[:2], "needs a datastore, which `specjax datastore build` makes; name a folder"),
+        (("--method", "pld", "--drafter", "x"), "method 'pld' takes no drafter"),
+    ):
+        assert main(["generate", "--target", str(tiny), "--prompt-ids", "1,2", *options]) == 2
+        assert message in error_line()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`specjax.generate_text` and `stream_text`: the texts that the command line prints."""
 
+import json
 import math
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ PROMPT = "def longest_run(values):"
 OTHER = "return best"
 SETTINGS = {"max_new_tokens": 24, "temperature": 1.0, "seed": 3}
 OPTIONS = ("--temperature", "1", "--seed", "3", "--dtype", "float32")
+SCHEMA = {"type": "object", "properties": {"s": {"enum": ["a", "b"]}}, "required": ["s"]}
+CHOICES = ("yes", "no")
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +117,35 @@ def test_requests_that_make_no_sense_are_rejected(target, prompt, options, messa
         (("--logit-bias", "a=1"), "--logit-bias 'a=1' is not of the form ID=X; pass a token id"),
         (("--logit-bias", "320=1", "--json"), "logit_bias holds token id 320, outside"),
         (("--logprobs", "3"), "--logprobs is part of the JSON output; add --json or --prompts"),
+        (("--regex", "a", "--choices", "b"), "keep one of them"),
+        (("--regex", "a", "--ignore-eos"), "ends with an end token"),
+        (("--regex", "("), "regular expression '(' is not supported"),
+        (("--json-schema", "missing.json"), "missing.json cannot be read"),
     ],
 )
 def test_controls_that_make_no_sense_are_rejected(tiny, error_line, options, message):
-    assert main(["generate", *SHORT, "--target", str(tiny), PROMPT, *options]) == 2
+    assert main(["generate", PROMPT, *SHORT, "--target", str(tiny), *options]) == 2
     assert message in error_line()
+
+
+def test_texts_follow_the_grammar_on_the_command_line_as_in_python(tiny, target, tmp_path, capsys):
+    def printed(*options):
+        command = ["generate", "Say it: ", *SHORT, "--target", str(tiny), "--json", *OPTIONS]
+        assert main([*command, "--method", "grammar", *options]) == 0
+        captured = capsys.readouterr()
+        return json.loads(captured.out), captured.err
+
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(SCHEMA))
+    for options, named, fits in (
+        (("--json-schema", str(file)), {"json_schema": SCHEMA}, json.loads),
+        (("--choices", *CHOICES), {"choices": CHOICES}, CHOICES.count),
+    ):
+        values, _ = printed(*options)
+        answer = specjax.generate_text(target, "Say it: ", "grammar", **SETTINGS, **named)
+        assert values["text"] == answer.text
+        assert values["finish_reason"] == answer.finish_reason == "eos"
+        assert fits(answer.text)
+    values, notes = printed("--regex", "[ab]{50}")
+    assert values["finish_reason"] == "length"
+    assert "before its grammar" in notes

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.core.errors import warn_once
-from specjax.core.text import GrowingText, decode
+from specjax.core.text import decode
 from specjax.decoding.prompt import VICUNA, chat_ids
 from specjax.decoding.state import Generation
 
@@ -33,21 +33,6 @@ def test_chat_has_one_bos_whichever_template_it_uses(tiny_tokenizer, template, c
         assert list(ids) == adds_bos(VICUNA.format(message="value"))["input_ids"]
     assert ids[0] == 0
     assert ids.count(0) == 1
-
-
-@pytest.mark.parametrize(
-    "text, ids, rest",
-    [
-        *((text, slice(None), "") for text in ("value", "größer ≥ 🎉🎉 ok", "été🎉")),
-        ("a🎉", slice(-1), "\ufffd"),
-    ],
-)
-def test_a_character_appears_when_its_bytes_are_complete(tiny_tokenizer, text, ids, rest):
-    growing = GrowingText(tiny_tokenizer)
-    tokens = tiny_tokenizer(f"<|begin|>{text}")["input_ids"][ids]  # special tokens are hidden
-    shown = "".join(growing.add(token) for token in tokens)
-    assert shown == (text[:-1] if rest else text)
-    assert growing.finish() == rest
 
 
 def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):

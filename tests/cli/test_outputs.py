@@ -15,8 +15,10 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("command", WRITING)
-@pytest.mark.parametrize("blocked", ["file/x", "/proc/x/y", "n" * 300])
+@pytest.mark.parametrize(
+    "command, blocked",
+    [*((command, "file/x") for command in WRITING), ("tune", "/proc/x/y"), ("tune", "n" * 300)],
+)
 def test_a_path_that_cannot_be_written_is_rejected_first(
     command, blocked, tmp_path, monkeypatch, error_line
 ):

@@ -39,36 +39,33 @@ def tasks(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory, tiny, draft, tasks):
-    folder = tmp_path_factory.mktemp("classifiers") / "classifier"
-    command = ["train", "disco", "--target", str(tiny), "--drafter", str(draft)]
-    assert main([*command, "--tasks", str(tasks), "--out", str(folder), *SMALL]) == 0
-    return folder
-
-
 @pytest.mark.slow
 def test_a_classifier_stops_drafts_of_the_tokens_of_plain_decoding(
-    draft, classifier, generate, capsys
+    tiny, draft, tasks, generate, tmp_path, error_line, capsys
 ):
+    classifier = tmp_path / "classifier"
+    train = ["train", "disco", "--target", str(tiny), "--drafter", str(draft)]
+    train += ["--tasks", str(tasks), "--out", str(classifier), *SMALL]
+    assert main(train) == 0
     capsys.readouterr()
-    options = ("--set", "rule=disco", "--set", f"classifier={classifier}", "--compare")
-    command = ("--method", "draft-model", "--drafter", str(draft), "--prompt-ids", "5,6,7")
-    assert generate(*command, *options)["identical"] is True
+    rule = ("--set", "rule=disco", "--set", f"classifier={classifier}")
+    command = ("--method", "draft-model", "--prompt-ids", "5,6,7", "--drafter")
+    assert generate(*command, str(draft), *rule, "--compare")["identical"] is True
+    assert main(["generate", "--target", str(tiny), *command, str(tiny), *rule]) == 2
+    assert "draft" in error_line()
+    assert main(train) == 2
+    assert "--resume" in error_line()
 
 
-@pytest.mark.parametrize(
-    "settings, name",
-    [
-        (["rule=oracle"], "oracle"),
-        (["length=30"], "length"),
-        (["rule=disco"], "classifier"),
-    ],
-)
-def test_invalid_settings_of_a_draft_model_are_rejected(tiny, draft, error_line, settings, name):
-    options = [option for setting in settings for option in ("--set", setting)]
-    assert main([*GENERATE, "--target", str(tiny), "--drafter", str(draft), *options]) == 2
-    assert name in error_line()
+def test_invalid_settings_of_a_draft_model_are_rejected(tiny, draft, error_line):
+    for setting, name in (
+        ("rule=oracle", "oracle"),
+        ("length=30", "length"),
+        ("rule=disco", "classifier"),
+    ):
+        options = ["--target", str(tiny), "--drafter", str(draft), "--set", setting]
+        assert main([*GENERATE, *options]) == 2
+        assert name in error_line()
 
 
 def test_draft_models_must_fit(tiny, tasks, tmp_path, error_line):
@@ -79,17 +76,6 @@ def test_draft_models_must_fit(tiny, tasks, tmp_path, error_line):
     assert main([*train, "--drafter", str(tiny), "--out", str(out)]) == 2
     assert "would be accepted" in error_line()
     assert not out.exists()
-
-
-@pytest.mark.slow
-def test_classifiers_must_fit(tiny, draft, classifier, error_line, capsys):
-    capsys.readouterr()
-    settings = ("--set", "rule=disco", "--set", f"classifier={classifier}")
-    assert main([*GENERATE, "--target", str(tiny), "--drafter", str(tiny), *settings]) == 2
-    assert "draft" in error_line()
-    train = ["train", "disco", "--target", str(tiny), "--drafter", str(draft)]
-    assert main([*train, "--out", str(classifier), *SMALL]) == 2
-    assert "--resume" in error_line()
 
 
 def test_a_draft_model_with_another_tokenizer_drafts_shared_tokens(

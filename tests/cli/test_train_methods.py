@@ -7,14 +7,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from specjax.cli import main
-from specjax.loading.methods import METHODS
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
-from specjax.models.io.head_files import detect_format, load_head, read_about
+from specjax.models.io.head_files import load_head, read_about
 from tests.cli.target import CONFIG
 from tests.cli.training import MEASURED, contents
 
@@ -51,50 +48,16 @@ def test_a_run_leaves_a_head_that_drafts(runs, generate, method):
     assert generate("best value", *drafter, "--compare")["identical"] is True
 
 
-@pytest.mark.parametrize("method", ["hydra", "parallel-eagle"])
-def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path, method):
+def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path):
     out = tmp_path / "again"
-    arguments = (*TWO_STEPS, *SHAPES[method], "--save-every", "1")
-    assert train(method, out, *arguments) == 0
+    arguments = (*TWO_STEPS, *SHAPES["parallel-eagle"], "--save-every", "1")
+    assert train("parallel-eagle", out, *arguments) == 0
     shutil.rmtree(out / "head")
     shutil.rmtree(out / "checkpoints" / "2")  # as if it had been killed after the first step
-    assert train(method, out, *arguments, "--resume") == 0
-    before, after = contents(runs[method] / "head"), contents(out / "head")
+    assert train("parallel-eagle", out, *arguments, "--resume") == 0
+    before, after = contents(runs["parallel-eagle"] / "head"), contents(out / "head")
     weights = [name for name in before if name.endswith(".safetensors")]
     assert weights and all(before[name] == after[name] for name in weights)
-
-
-@pytest.mark.parametrize("method", SHAPES)
-def test_heads_are_converted_without_loss(runs, tiny, tmp_path, method, capsys):
-    """To each layout, and read back from there."""
-    head = runs[method] / "head"
-    format = detect_format(head, METHODS.head_formats)
-    assert format is METHODS[method].head
-    _, params = load_head(head, format, CONFIG, jnp.float32)
-    layouts = [name for name in format.layouts if name not in ("medusa", "hydra")]
-    convert = ["convert", str(head), "--head-of", str(tiny)]
-    for layout in layouts:
-        out = tmp_path / layout
-        assert main([*convert, str(out), "--layout", layout]) == 0
-        _, again = load_head(out, format, CONFIG, jnp.float32)
-        jax.tree.map(np.testing.assert_array_equal, params, again)
-    capsys.readouterr()
-    assert main([*convert, str(tmp_path / "x"), "--layout", "sglang"]) == 2
-    assert f"use {', '.join(format.layouts)}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("method", SHAPES)
-def test_a_head_of_another_kind_is_named(runs, tiny, method, error_line):
-    """Whichever head is offered, the message says what it is and what is wanted."""
-    for other, run in runs.items():
-        if METHODS[other].head is METHODS[method].head:
-            continue
-        command = ["generate", "x", "--target", str(tiny), "--method", method]
-        assert main([*command, "--drafter", str(run)]) == 2
-        line = error_line()
-        title = METHODS[other].head.signature.title
-        assert f"describes {title}" in line or f"holds {title}" in line
-        assert "give a" in line
 
 
 def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, capsys):

@@ -23,16 +23,13 @@ ANSWERS_LATER = '{"messages": [{"role": "user", "content": "value"}]}\n'
     "arguments, name",
     [
         (["--buckets", "64", "32"], "buckets"),
-        (["--packing", "--buckets", "2048"], "buckets"),
         (["--buckets", "64", "2048"], "320 positions"),
         (["--distill", "--distill-tokens", "320"], "distill_tokens"),
-        (["--eval-tokens", "319"], "eval_tokens"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--data", "."], "Is a directory"),
         (["--target", "nope"], "'nope'"),
         (["--start", "nope"], "'nope'"),
         (["--limit", "1"], "fewer than two conversations"),
-        (["--decay", "wild"], "'wild'"),
     ],
 )
 def test_a_bad_request_is_rejected_and_leaves_nothing(train, tmp_path, error_line, arguments, name):
@@ -87,7 +84,6 @@ def test_dtype_and_memory_are_checked_before_training_starts(
     "change, message",
     [
         ({"hidden_size": 64}, "target of hidden_size 64, but this one has 32"),
-        ({"vocab_size": 99}, "target of vocab_size 99, but this one has 320"),
         ({}, "was trained for target another"),
     ],
 )

@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness
 from specjax.cli import main
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import load
-from specjax.loading.tuned import auto_choice, machine_of, tuned_file
-from specjax.run import distillation
+from specjax.loading.tuned import Tuned, auto_choice, machine_of, tuned_file, write_tuned
+from specjax.models.fingerprint import fingerprint
 from specjax.tuning import machine, settings
-from specjax.tuning.runs import Workload
-
-
-def tuning_prompts(target, tasks):
-    return Workload.of_tasks(target, tasks, 4, 128).prompts
-
-
-def benchmark_prompts(target, tasks):
-    return [each.ids for each in harness.requests_for(target, tasks, 4, 24)]
-
 
 FEW = ("--limit", "1", "--max-new-tokens", "24")
 
@@ -53,21 +42,6 @@ def tune(tiny, tmp_path, monkeypatch):
 def found(tiny):
     """Reads what was found from the user's file."""
     return lambda: json.loads(tuned_file(load(tiny)).read_text())
-
-
-@pytest.mark.parametrize("read", [tuning_prompts, benchmark_prompts])
-def test_every_turn_that_fits_is_a_prompt(tiny, tmp_path, monkeypatch, capsys, read):
-    """For tuning, as for our benchmarks: these have 3 turns of one chat, and 320 positions."""
-    monkeypatch.setattr(distillation, "answers_of", lambda *_: lambda asked: [(5, 6)] * len(asked))
-    monkeypatch.setattr(harness, "answers_of", distillation.answers_of)
-    tasks = tmp_path / "chats.jsonl"
-    turns = {"turns": ["total", "value", "value " * 400]}
-    tasks.write_text(json.dumps(turns) + "\n" + json.dumps({"turns": ["value " * 400]}))
-    first, second = read(load(tiny), str(tasks))
-    assert first == second[: len(first)]
-    message = capsys.readouterr().err
-    assert "turn 1 of chats prompt 1 has" in message
-    assert "turn 3 of chats prompt 0 has" in message
 
 
 @pytest.mark.slow
@@ -120,35 +94,34 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "what, options, message",
+    "options, message",
     [
-        ("machine", ("--drafter", "x"), "--drafter 'x' is not METHOD=FOLDER"),
-        ("machine", ("--methods", "pld,none"), "method 'none' is unknown"),
-        ("machine", ("--methods", "plain"), "method 'plain' cannot be used with auto; remove it"),
-        ("machine", ("--methods", "pld,eagle2"), "'eagle2' needs an EAGLE head; name a folder"),
-        ("machine", ("--out", "/dev/null/x"), "cannot write /dev/null/x"),
+        (("--drafter", "x"), "--drafter 'x' is not METHOD=FOLDER"),
+        (("--methods", "pld,none"), "method 'none' is unknown"),
+        (("--methods", "plain"), "method 'plain' cannot be used with auto; remove it"),
+        (("--methods", "pld,eagle2"), "'eagle2' needs an EAGLE head; name a folder"),
+        (("--out", "/dev/null/x"), "cannot write /dev/null/x"),
     ],
 )
-def test_bad_requests_are_rejected_before_the_work(tune, capsys, what, options, message):
-    assert tune(what, *options) == 2
+def test_bad_requests_are_rejected_before_the_work(tune, capsys, options, message):
+    assert tune("machine", *options) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
 
 
-def test_a_file_of_another_target_is_rejected(tiny, tune, found, tmp_path, error_line, capsys):
-    assert tune("induction-heads") == 0
-    capsys.readouterr()
-    other, values = tmp_path / "other.json", found()
+def test_a_file_of_another_target_is_rejected(tiny, tmp_path, error_line):
+    other, target = tmp_path / "other.json", load(tiny)
+    wrong_layer = Tuned({"pld-plus": {"layer": 7}})
+    own = fingerprint(target.config, target.params)
     copy = shutil.copytree(tiny, tmp_path / "copy")
     command = ["generate", "--method", "pld-plus", "--prompt-ids", "1,2", "--target"]
-    wrong_layer = values | {"settings": {"pld-plus": {"layer": 7}}}
-    for file, content, message in (
-        (other, values | {"target": "2x4x32-00000000"}, "was made for another model"),
-        (other, wrong_layer, "hidden layer 7 does not exist"),
-        (copy / "specjax.json", wrong_layer, "hidden layer 7 does not exist"),
+    for file, tuned, owner, message in (
+        (other, Tuned(), "2x4x32-00000000", "was made for another model"),
+        (other, wrong_layer, own, "hidden layer 7 does not exist"),
+        (copy / "specjax.json", wrong_layer, own, "hidden layer 7 does not exist"),
     ):
-        file.write_text(json.dumps(content))
+        write_tuned(file, tuned, owner)
         options = ("--tuned", str(other)) if file == other else ()
         assert main([*command, str(tiny if options else copy), *options]) == 2
         assert message in error_line()

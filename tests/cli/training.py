@@ -5,8 +5,10 @@ import random
 from pathlib import Path
 
 MEASURED = ("--eval-prompts", "2", "--eval-tokens", "8")
-SMALL = ("--batch-size", "2", "--longest", "96", "--log-every", "1", *MEASURED)
-SHORT = (*SMALL, "--num-steps", "6", "--eval-every", "3", "--save-every", "2")
+SHORT = (  # steps on texts of one bucket
+    *("--batch-size", "2", "--longest", "64", "--log-every", "1", *MEASURED),
+    *("--num-steps", "6", "--eval-every", "3", "--save-every", "2"),
+)
 WORDS = "total value best for in return count max if while".split()
 
 

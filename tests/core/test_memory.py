@@ -44,18 +44,7 @@ def test_arrays_that_exist_count_on_both_sides(machine):
     jax.eval_shape(lambda traced: check_fits("it", HALF, traced), held)  # traced: unknown devices
 
 
-def test_an_accelerator_reports_its_free_bytes(monkeypatch):
-    stats = {"bytes_limit": 12 * 10**9, "bytes_in_use": 2 * 10**9}
-    device = SimpleNamespace(platform="gpu", device_kind="Tesla T4", memory_stats=lambda: stats)
-    monkeypatch.setattr(memory, "_devices_of", lambda leaves: [device])
-    check_fits("it", {"weights": 10**10})
-    with pytest.raises(SpecjaxError, match=r"14 GB .* Tesla T4 has 10 GB .*MEM_FRACTION=0\.95"):
-        check_fits("it", {"weights": 14 * 10**9})
-    device.memory_stats = lambda: None  # unknown
-    check_fits("it", {"weights": 14 * 10**9})
-
-
-def test_each_of_several_devices_needs_enough_memory(monkeypatch):
+def test_each_of_several_accelerators_needs_enough_memory(monkeypatch):
     stats = {"bytes_limit": 5 * 10**9, "bytes_in_use": 2 * 10**9}
     gpu = SimpleNamespace(
         platform="gpu", device_kind="Tesla T4", process_index=0, memory_stats=lambda: stats
@@ -74,6 +63,10 @@ def test_each_of_several_devices_needs_enough_memory(monkeypatch):
     check_fits("it", {"weights": 3 * 10**9}, devices=[gpu] * 8)
     with pytest.raises(SpecjaxError, match="on each of 8 devices"):
         check_fits("it", {"weights": 3 * 10**9 + 1}, devices=[gpu] * 8)
+    with pytest.raises(SpecjaxError, match=r"4 GB .* Tesla T4 has 3 GB .*MEM_FRACTION=0\.95"):
+        check_fits("it", {"weights": 4 * 10**9}, devices=[gpu])
+    gpu.memory_stats = lambda: None  # unknown
+    check_fits("it", {"weights": 4 * 10**9}, devices=[gpu])
 
 
 def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):

@@ -31,8 +31,8 @@ NEW_TOKENS = 256
 KEY = jax.random.key(1)
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.9)}
 # Sampling, batch, and whether EOS ends the sequences: each is one program to compile.
-GREEDY, SAMPLED = ("greedy", 3, True), ("sampled", 3, True)
-CASES = (GREEDY, SAMPLED, ("greedy", 1, False))
+SAMPLED, ALONE = ("sampled", 3, True), ("greedy", 1, False)
+CASES = (SAMPLED, ALONE)
 
 
 # ---- The same tokens ---------------------------------------------------------------------------

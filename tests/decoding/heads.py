@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,42 +129,44 @@ CHOICES: Choices = (  # one depth less than the heads below predict
 SMALL_DYNAMIC = {"tree": "dynamic", "top_k": 3, "num_tokens": 12, "depth": 3}
 
 
-class Headed(NamedTuple):
-    """A drafter with a head, and the head's params."""
+class Headed:
+    """A drafter with a head, and the head's params; made when they are first used."""
 
-    drafter: Drafter
-    params: Any
-    target_params: Any = None  # of `target()`, if they are not its own
+    def __init__(self, kind: type, head: Callable, target_params: Any = None, **settings: Any):
+        self.kind, self.head, self.settings = kind, head, settings
+        self.target_params = target_params  # None: those of `target()`
 
-    @classmethod
-    def of(cls, kind: type, head: tuple[Any, Any], **settings: Any) -> "Headed":
-        return cls(kind(head[0], **settings), head[1])
+    @property
+    def drafter(self) -> Drafter:
+        return self.kind(self.head()[0], **self.settings)
+
+    @property
+    def params(self) -> Any:
+        return self.head()[1]
+
+    @property
+    def pair(self) -> tuple[Drafter, Any]:
+        return self.drafter, self.params
 
     @property
     def request(self) -> Params:
         return Params(self.target_params or target()[1], self.params)
 
 
-EAGLE = Headed.of(Eagle, eagle_head(), choices=TREE)
-EAGLE2 = Headed.of(Eagle2, eagle_head(), top_k=3, depth=3, num_tokens=12)
-MEDUSA = Headed.of(Medusa, medusa_head(), choices=CHOICES)
-HYDRA = Headed.of(Hydra, hydra_head(), choices=CHOICES)
-HYDRA_PREFIX = Headed.of(Hydra, hydra_head(has_prefix=True), choices=CHOICES)
-PARALLEL = Headed.of(ParallelSpec, parallel_head(), choices=CHOICES)
-PARALLEL_TOKENS = Headed.of(ParallelSpec, parallel_head(reads_features=False), choices=CHOICES)
 STATIC = {  # whose trees have a fixed shape
-    "eagle": EAGLE,
-    "hydra": HYDRA,
-    "hydra with prefix": HYDRA_PREFIX,
-    "medusa": MEDUSA,
-    "parallel": PARALLEL,
-    "parallel of tokens": PARALLEL_TOKENS,
+    "eagle": Headed(Eagle, eagle_head, choices=TREE),
+    "hydra": Headed(Hydra, hydra_head, choices=CHOICES),
+    "hydra with prefix": Headed(Hydra, partial(hydra_head, True), choices=CHOICES),
+    "medusa": Headed(Medusa, medusa_head, choices=CHOICES),
+    "parallel": Headed(ParallelSpec, parallel_head, choices=CHOICES),
+    "parallel of tokens": Headed(ParallelSpec, partial(parallel_head, False), choices=CHOICES),
 }
 DYNAMIC = {  # whose trees grow where the head is confident
-    "eagle2": EAGLE2,
-    "medusa dynamic": Headed.of(Medusa, medusa_head(), **SMALL_DYNAMIC),
-    "parallel dynamic": Headed.of(ParallelSpec, parallel_head(), **SMALL_DYNAMIC),
+    "eagle2": Headed(Eagle2, eagle_head, top_k=3, depth=3, num_tokens=12),
+    "medusa dynamic": Headed(Medusa, medusa_head, **SMALL_DYNAMIC),
+    "parallel dynamic": Headed(ParallelSpec, parallel_head, **SMALL_DYNAMIC),
 }
+EAGLE, EAGLE2, MEDUSA = STATIC["eagle"], DYNAMIC["eagle2"], STATIC["medusa"]
 END = (27, 32)  # end some rows in the middle of a path
 
 

@@ -1,14 +1,12 @@
 """Chi-square through the real loop: what comes out of drawn drafts has plain decoding's law."""
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import pytest
 
 from specjax.decoding import widths
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.tree import Verification
-from tests.decoding.contract import REJECTION, VOCAB, p_value
+from tests.decoding.contract import VOCAB, p_value
 from tests.decoding.tiny import DrawnChain, DrawnTree, bigram, slow_except
 
 
@@ -22,12 +20,7 @@ def test_drafts_without_a_distribution_keep_it_too():
     assert p_value(PromptLookup(num_tokens=2)) > 1e-3
 
 
-@pytest.mark.slow
-def test_coupled_drafts_keep_it_too():
-    assert p_value(DrawnChain(), bigram(VOCAB), replace(REJECTION, verification="coupled")) > 1e-3
-
-
-@pytest.mark.parametrize("lie", ["greedy", "peek"])
+@pytest.mark.parametrize("lie", slow_except(["greedy", "peek"], "peek"))
 def test_lying_drafters_are_caught(lie):
     """Greedy drafts that claim a softmax, and draws dropped for being unlikely."""
     assert p_value(DrawnChain(lie=lie), bigram(VOCAB)) < 1e-6

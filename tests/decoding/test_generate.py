@@ -1,4 +1,7 @@
-"""Requests as programs: what compiles once, what is cut short, and what a batch is."""
+"""Requests as programs: what compiles once, what is cut short, and what a batch is.
+
+Warming up runs every compiled width and leaves nothing to compile.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -9,40 +12,54 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
+from specjax.decoding.widths import compiled_widths
 from specjax.models.config import Rope
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
-from tests.decoding.contract import KEY, SAMPLINGS, truth
-from tests.decoding.tiny import BATCH, OracleTree, prompt, target
+from tests.decoding.contract import KEY, SAMPLINGS
+from tests.decoding.tiny import BATCH, PASSES, OracleTree, Watched, pass_widths, prompt, target
 from tests.models import checkpoints
 
 
-def test_max_rounds_cuts_the_text_and_compiles_nothing():
-    (model, params), given = target(), prompt()
+def test_one_program_that_users_jit_serves_all_prompts_of_a_bucket_and_all_numbers_of_rounds():
+    model, params = target()
+    engine = Engine(model, PromptLookup(), max_new_tokens=24)
     chex.clear_trace_counter()
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=0)
     @chex.assert_max_traces(n=1)
-    def generate(max_rounds):
-        settings = {"target": model, "drafter": PromptLookup(), "max_new_tokens": 64}
-        return speculative_generate(Params(params), given, KEY, **settings, max_rounds=max_rounds)
+    def traced_once(params, prompt, key, max_rounds):
+        return engine.generate(params, prompt, key, max_rounds)
 
-    whole = generate(64)
-    for max_rounds in (1, 5):
-        cut = generate(max_rounds)
+    def generate(given, max_rounds=24):
+        return traced_once(Params(jax.tree.map(jnp.copy, params)), given, KEY, max_rounds)
+
+    whole = generate(prompt())
+    expected, _ = reference_generate(params, prompt(), KEY, target=model, max_new_tokens=24)
+    np.testing.assert_array_equal(whole.tokens, expected)
+    for max_rounds in (1, 4):
+        cut = generate(prompt(), max_rounds)
         np.testing.assert_array_equal(cut.stats.rounds, [max_rounds] * BATCH)
-        for row in range(BATCH):
-            length = int(cut.length[row])
+        for row, length in enumerate(cut.length.tolist()):
             assert max_rounds <= length < whole.length[row]
             np.testing.assert_array_equal(cut.tokens[row, :length], whole.tokens[row, :length])
+    numbers = np.random.default_rng(0)
+    for _ in range(10):
+        lengths = numbers.integers(2, 33, BATCH)
+        ids = [numbers.integers(0, 40, length).tolist() for length in lengths]
+        assert (generate(from_ids(ids, bucket=32)).length == 24).all()
+    with pytest.raises(AssertionError, match="traced"):
+        generate(from_ids([[1] * 40] * BATCH, bucket=32))
 
 
 @pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
@@ -53,7 +70,7 @@ def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded
 
 def test_a_sequence_of_a_batch_equals_its_prompt_alone():
     """Also with a dynamic RoPE, which depends on how long each text is: 45 to 70 tokens."""
-    model, params = target()
+    model, params = target(layers=1)
     config = replace(model.config, max_position_embeddings=48, rope=Rope("dynamic", factor=2.0))
     batch = prompt()
     run = partial(
@@ -64,9 +81,8 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone():
         max_new_tokens=40,
     )
     together = run(Params(params), batch, KEY)
-    for row in range(BATCH):
-        bucket = 32 if row else 1  # the padding must not count
-        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket)
+    for row in range(BATCH):  # the padding, to 30 or 32 tokens, must not count
+        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket=30)
         out = run(Params(params), alone, jax.random.fold_in(KEY, row))
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
@@ -111,27 +127,54 @@ def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_l
     np.testing.assert_array_equal(out.tokens, said.numpy()[:, prompt_length:])
 
 
-def test_users_jit_the_engines_generate():
-    model, params = target()
-    engine = Engine(model, PromptLookup(), max_new_tokens=40)
-    outer = jax.jit(engine.generate, donate_argnums=0)
-    tokens = outer(Params(jax.tree.map(jnp.copy, params)), prompt(), KEY).tokens
-    np.testing.assert_array_equal(tokens, truth("greedy", BATCH)[:, :40])
+# ---- The engine's programs ---------------------------------------------------------------------
 
 
-def test_fifty_prompts_of_one_bucket_trace_once():
-    model, params = target()
+@pytest.fixture
+def watched():
+    model, params = target(layers=1)
+    drafter = PromptLookup(num_tokens=20)  # finds nothing in random text
+    engine = Engine(Watched(model.config), drafter, max_new_tokens=6)
+    PASSES.clear()
+    return engine, (Params(params), prompt(1), KEY)
 
-    @jax.jit
-    @chex.assert_max_traces(n=1)
-    def run(params, prompt, key):
-        settings = {"target": model, "drafter": PromptLookup(), "max_new_tokens": 20}
-        return speculative_generate(params, prompt, key, **settings)
 
-    numbers = np.random.default_rng(0)
-    for _ in range(50):
-        ids = numbers.integers(0, 40, numbers.integers(2, 33)).tolist()
-        out = run(Params(params), from_ids([ids], bucket=32), jax.random.key(0))
-        assert out.length == 20
-    with pytest.raises(AssertionError, match="traced"):
-        run(Params(params), from_ids([[1] * 40], bucket=32), jax.random.key(0))
+def test_warming_up_runs_a_pass_of_every_width_and_lowers_the_programs_that_run(watched):
+    engine, (params, asked, key) = watched
+    assert compiled_widths(engine.drafter, engine.target, params.target) == [1, 8, 21]
+    engine.warm_up(params, asked, key)
+    assert set(pass_widths()) >= {1, 8, 21}
+    num_compiled = Engine.run._cache_size()
+    generation = engine.generation(engine.run(params, engine.prefill(params, asked, key), 6))
+    assert int(generation.length[0]) == 6
+    state = engine.run(params, engine.prefill(params, asked, key), 1)
+    engine.run(params, state, 6)
+    assert Engine.run._cache_size() == num_compiled, "later runs compile nothing"
+    prefill, run = (program.compile() for program in engine.lower(params, asked, key))
+    compiled = engine.generation(run(params, prefill(params, asked, key), 6))
+    np.testing.assert_array_equal(compiled.tokens, generation.tokens)
+
+
+def test_every_pass_is_padded_to_the_width_of_the_target(watched):
+    engine, (params, asked, key) = watched
+    full = replace(engine, target=Watched(engine.target.config, padded_width=24))
+    texts = []
+    for drafter in (Autoregressive(), engine.drafter):
+        own = replace(full, drafter=drafter)
+        state = own.prefill(params, asked, key)
+        assert state.cache.num_slots == engine.num_slots(asked.tokens.shape[1])
+        jax.effects_barrier()
+        PASSES.clear()
+        texts.append(np.asarray(own.generation(own.run(params, state, 6)).tokens))
+        assert set(pass_widths()) == {24}
+    plain = replace(engine, drafter=Autoregressive())
+    expected = plain.generation(plain.run(params, plain.prefill(params, asked, key), 6)).tokens
+    for text in texts:
+        np.testing.assert_array_equal(text, expected)
+
+
+def test_a_draft_wider_than_the_padded_pass_is_rejected(watched):
+    engine, (params, asked, _) = watched
+    narrow = replace(engine, target=Watched(engine.target.config, padded_width=16))
+    with pytest.raises(SpecjaxError, match="21 tokens, more than padded_width 16"):
+        narrow.check(params, asked)

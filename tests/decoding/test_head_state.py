@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.drafters._heads import HeadState
 from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.decoding.drafters.eagle import Eagle
@@ -22,6 +23,7 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.state import LoopState
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.parallel import ParallelHead
+from specjax.models.transformer import Transformer
 from tests.decoding import heads
 from tests.decoding.contract import KEY, assert_params_rejected
 from tests.decoding.rounds import rounds_of, some_path
@@ -62,25 +64,13 @@ def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name
                     np.testing.assert_array_equal(mine[row, :, :held], its[row, :, :held])
 
 
-@pytest.mark.slow
-def test_paths_of_all_lengths_are_accepted_and_texts_end_by_eos_and_by_length():
-    ends = []
-    for name, headed in (heads.STATIC | heads.DYNAMIC).items():
-        played = heads.played_by(name)
-        counts = np.array([each.after.length - each.before.length for each in played])
-        assert set(counts.flat) == set(range(headed.drafter.max_depth + 2)), name
-        last = played[-1].after
-        ends += np.isin(last.tokens[np.arange(BATCH), last.length - 1], heads.END).tolist()
-    assert any(ends) and not all(ends)
-
-
 def assert_of_text(headed: heads.Headed, state: LoopState, kept: HeadState, max_depth: int) -> None:
     """Asserts that a head's state is that of one pass over the committed texts."""
-    tokens = committed(state)
-    features = heads.features_for(
-        headed.drafter.head, heads.features_of(headed.request, tokens, target()[0])
-    )
-    _, fresh = heads.predicted(headed.request, tokens, features, headed.drafter.head)
+    tokens, head = committed(state), headed.drafter.head
+    features = heads.features_of(headed.request, tokens, target()[0])
+    features = heads.features_for(head, features)
+    _, fresh = heads.predicted(headed.request, tokens, features, head)
+    features, fresh = jax.device_get((features, fresh))  # slices of arrays would be compiled
     np.testing.assert_array_equal(kept.cache.length + kept.num_pending, state.length - 1)
     assert kept.pending.shape == (BATCH, max_depth + 1, features.shape[2])
     for row, held in enumerate(kept.cache.length):
@@ -88,9 +78,8 @@ def assert_of_text(headed: heads.Headed, state: LoopState, kept: HeadState, max_
         assert_close(kept.pending[row, :count], features[row, held : held + count])
         if fresh.keys:
             np.testing.assert_array_equal(kept.cache.positions[row, :held], np.arange(held))
-        for mine, its in zip(
-            kept.cache.keys + kept.cache.values, fresh.keys + fresh.values, strict=True
-        ):
+        pairs = zip(kept.cache.keys + kept.cache.values, fresh.keys + fresh.values, strict=True)
+        for mine, its in pairs:
             assert_close(mine[row, :, :held], its[row, :, :held])
 
 
@@ -134,6 +123,7 @@ def test_a_long_prompt_is_prefilled_in_chunks():
     state = engine.prefill(heads.EAGLE2.request, given, KEY).drafter
     features = heads.features_of(heads.EAGLE2.request, given.tokens, model)
     _, fresh = heads.predicted(heads.EAGLE2.request, given.tokens, features, module)
+    state, features, fresh = jax.device_get((state, features, fresh))
     np.testing.assert_array_equal(state.cache.length, [298, 0, 128])
     np.testing.assert_array_equal(state.num_pending, [1, 1, 1])
     for row, held in enumerate([298, 0, 128]):
@@ -164,32 +154,30 @@ class CountedParallel(Counted, ParallelHead):
     pass
 
 
-def program(headed: heads.Headed):
+def program(drafter: Drafter, request: Params):
     """The jaxpr of one proposal."""
-    engine = Engine(target()[0], headed.drafter, max_new_tokens=8)
-    state = jax.eval_shape(engine.prefill, headed.request, prompt(), KEY)
+    engine = Engine(target()[0], drafter, max_new_tokens=8)
+    state = jax.eval_shape(engine.prefill, request, prompt(), KEY)
     CALLS.clear()
-    return jax.make_jaxpr(engine.propose)(headed.request, state)
+    return jax.make_jaxpr(engine.propose)(request, state)
 
 
 @pytest.mark.parametrize(
     "headed, rows",
     [
         (heads.EAGLE, [5, 3, 2, 1]),
-        (heads.Headed.of(Eagle, heads.eagle_head()), [6, 4, 4, 1, 1]),
         (heads.EAGLE2, [4, 3, 3]),
-        (heads.Headed.of(Eagle2, heads.eagle_head(), top_k=3, depth=6, num_tokens=3), [3, 3]),
+        (heads.Headed(Eagle2, heads.eagle_head, top_k=3, depth=6, num_tokens=3), [3, 3]),
         # All masks that the tree needs stand in the one pass.
-        (heads.PARALLEL, [4 + 2]),
+        (heads.STATIC["parallel"], [4 + 2]),
         (heads.DYNAMIC["parallel dynamic"], [4 + 2]),
-        (heads.Headed.of(ParallelSpec, heads.parallel_head()), [5 + 3]),  # a tree deeper than that
+        (heads.Headed(ParallelSpec, heads.parallel_head), [5 + 3]),  # a tree deeper than that
     ],
 )
 def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(headed, rows):
     drafter = headed.drafter
     kind = CountedEagle if isinstance(drafter.head, EagleHead) else CountedParallel
-    counted = headed._replace(drafter=replace(drafter, head=kind(drafter.head.config)))
-    jaxpr = program(counted)
+    jaxpr = program(replace(drafter, head=kind(drafter.head.config)), headed.request)
     assert not {"cond", "while", "scan"} & {str(equation.primitive) for equation in jaxpr.eqns}
     assert rows == CALLS
 
@@ -202,8 +190,8 @@ def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(heade
     ],
 )
 def test_medusa_heads_deeper_than_the_tree_are_not_computed(choices, num_products):
-    headed = heads.Headed.of(Medusa, heads.medusa_head(), choices=choices)
-    assert str(program(headed)).count("dot_general[") == num_products
+    jaxpr = program(replace(heads.MEDUSA.drafter, choices=choices), heads.MEDUSA.request)
+    assert str(jaxpr).count("dot_general[") == num_products
 
 
 def test_defaults_are_those_published():
@@ -215,7 +203,7 @@ def test_defaults_are_those_published():
         Eagle(eagle): (26, 5, 10),
         Eagle2(eagle): (60, 6, 50),
         Hydra(hydra): (64, 4, 0),
-        Hydra(heads.hydra_head(num_heads=2)[0], heads.CHOICES): (8, 2, 0),  # choices are left out
+        Hydra(hydra.clone(config=replace(hydra.config, num_heads=2)), heads.CHOICES): (8, 2, 0),
         ParallelSpec(parallel): (24, 4, 3),  # as deep as its masks
         ParallelSpecMedusa(parallel): (64, 4, 3),
     }
@@ -223,64 +211,36 @@ def test_defaults_are_those_published():
         assert (drafter.num_nodes, drafter.max_depth, drafter.num_fed) == expected
 
 
-# ---- Sizes and settings ------------------------------------------------------------------------
+# ---- What does not belong together -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "choices, message",
-    [
+def test_choices_that_do_not_form_a_tree_are_rejected():
+    for choices, message in (
         ((), "there are no tree choices"),
         (((0,), ()), r"tree choice \(\) is not a path of ranks"),
         (((0,), (0, 0, 0)), r"tree choice \(0, 0, 0\) has no parent; add \(0, 0\) to the choices"),
         (((0,), (2,)), r"tree choice \(2,\) leaves out its better sibling; add \(1,\)"),
-    ],
-)
-def test_choices_that_do_not_form_a_tree_are_rejected(choices, message):
-    with pytest.raises(SpecjaxError, match=message) as caught:
-        replace(heads.EAGLE.drafter, choices=choices)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(SpecjaxError, match=message) as caught:
+            replace(heads.EAGLE.drafter, choices=choices)
+        assert "\n" not in str(caught.value)
 
 
-# ---- What does not belong together -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name", ["eagle", "eagle2", "hydra", "hydra with prefix", "medusa", "parallel"]
-)
-def test_params_of_something_else_are_rejected(name):
+@pytest.mark.parametrize("name", ["eagle2", "hydra", "hydra with prefix", "medusa", "parallel"])
+def test_heads_params_and_trees_that_do_not_fit_are_rejected(name):
     headed = (heads.STATIC | heads.DYNAMIC)[name]
-    Engine(target()[0], headed.drafter, max_new_tokens=4).check(headed.request, prompt(1))
-    others = (heads.HYDRA if "hydra with" in name else heads.HYDRA_PREFIX).params, target()[1]
-    broken = {**headed.params, next(iter(headed.params)): {}}
-    for wrong in (None, {}, jnp.zeros(3), broken, *others):
-        assert_params_rejected(
-            headed.drafter, wrong, "the params are not the weights of this head .*; pass those"
-        )
-
-
-@pytest.mark.parametrize(
-    "make", [heads.eagle_head, heads.hydra_head, heads.medusa_head, heads.parallel_head]
-)
-def test_heads_of_other_targets_are_rejected(make):
-    kind = {heads.eagle_head: Eagle, heads.hydra_head: Hydra, heads.medusa_head: Medusa}.get(
-        make, ParallelSpec
-    )
-    head, params = make(vocab_size=41)
-    assert_params_rejected(
-        kind(head), params, "target of vocab_size 41, this one has 40; use a head that was"
-    )
-
-
-@pytest.mark.parametrize(
-    "headed, settings",
-    [
-        (heads.EAGLE, {"choices": tuple((rank,) for rank in range(41))}),
-        (heads.HYDRA, {"choices": tuple((rank,) for rank in range(41))}),
-        (heads.MEDUSA, {"choices": tuple((rank,) for rank in range(41))}),
-        (heads.EAGLE2, {"top_k": 41}),
-        (heads.DYNAMIC["parallel dynamic"], {"top_k": 41}),
-    ],
-)
-def test_more_children_than_tokens_are_rejected(headed, settings):
+    drafter, params = headed.pair
+    Engine(target()[0], drafter, max_new_tokens=4).check(headed.request, prompt(1))
+    others = heads.STATIC["hydra" if "hydra with" in name else "hydra with prefix"].params
+    broken = {**params, next(iter(params)): {}}
+    for wrong in (None, {}, jnp.zeros(3), broken, others, target()[1]):
+        message = "the params are not the weights of this head .*; pass those"
+        assert_params_rejected(drafter, wrong, message)
+    other = Transformer(replace(target()[0].config, vocab_size=41))
+    message = "target of vocab_size 40, this one has 41; use a head that was"
+    with pytest.raises(SpecjaxError, match=message):
+        drafter.check(other, params)
+    wide = {"eagle2": {"top_k": 41}, "parallel": {"tree": "dynamic", "top_k": 41}}
+    wide = wide.get(name, {"choices": tuple((rank,) for rank in range(41))})
     message = "41 children, but the head drafts only 40"
-    assert_params_rejected(replace(headed.drafter, **settings), headed.params, message)
+    assert_params_rejected(replace(drafter, **wide), params, message)

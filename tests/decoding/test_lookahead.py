@@ -1,7 +1,10 @@
-"""Lookahead against the published algorithm in plain Python: window, pool, and what is drafted."""
+"""Lookahead's pool against a dictionary, its narrowest window, and what is drafted.
+
+Golden traces show the published window.
+"""
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,41 +12,23 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Context, Params
-from specjax.decoding.drafters.lookahead import (
-    EMPTY,
-    Lookahead,
-    insert,
-    insert_text,
-)
+from specjax.decoding.drafters.lookahead import EMPTY, Lookahead, insert, insert_text
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
-from specjax.models.cache import KVCache
-from specjax.models.target import causal_rows
 from tests.decoding.contract import KEY, assert_params_rejected
-from tests.decoding.tiny import BATCH, prompt, target
+from tests.decoding.rounds import rounds_of
+from tests.decoding.tiny import BATCH, plain_pass, prompt, target
 
-VOCAB, NEW_TOKENS = 40, 80
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
 NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_prompt=True)
 
 
 @cache
-def engine(drafter: Lookahead) -> Engine:
-    return Engine(target()[0], drafter, max_new_tokens=NEW_TOKENS)
-
-
-@cache
 def start(drafter: Lookahead) -> LoopState:
-    return engine(drafter).prefill(Params(target()[1]), prompt(), KEY)
-
-
-@cache
-def rounds(drafter: Lookahead):
-    """One greedy round, compiled."""
-    play = jax.jit(engine(drafter).round)
-    return lambda state: play(Params(target()[1]), state)
+    model, params = target()
+    return Engine(model, drafter, max_new_tokens=8).prefill(Params(params), prompt(), KEY)
 
 
 def text_of(state: LoopState, row: int) -> list[int]:
@@ -100,41 +85,30 @@ def remember(pool: dict, first: int, rest: tuple[int, ...], limit: int):
     pool[first] = [rest, *bucket][:limit]
 
 
-@jax.jit
-def most_likely(params, tokens):
-    """The target's most likely token after every token of texts `[B, S]`."""
-    model, _ = target()
-    rows = causal_rows(tokens, jnp.zeros(tokens.shape[:1], jnp.int32))
-    output, _ = model.run(params, rows, KVCache.create(model.config, *tokens.shape))
-    return jnp.argmax(output.logits, axis=-1)
-
-
 def said_after(texts: list[list[int]]) -> list[int]:
     """The target's most likely token after each text."""
+    model, params = target()
     tokens = np.zeros((16, 128), np.int32)
     for number, text in enumerate(texts):
         tokens[number, : len(text)] = text
-    said = np.asarray(most_likely(target()[1], jnp.asarray(tokens)))
+    said = np.asarray(plain_pass(params, tokens, model)[0].logits).argmax(axis=-1)
     return [int(said[number, len(text) - 1]) for number, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [SMALL, pytest.param(replace(NARROW, pool_from_prompt=False), marks=pytest.mark.slow)],
-)
-def test_window_and_pool_go_on_as_published(drafter):
-    state = start(drafter)
-    expected = [Published(drafter, [state.drafter.ahead[row].tolist()]) for row in range(BATCH)]
-    for number in range(14):
-        before = state
-        for row, published in enumerate(expected):
-            texts = published.texts(text_of(before, row))
-            published.learn(text_of(before, row)[-1], said_after(texts))
-        state = rounds(drafter)(before)
-        found, filled = jax.device_get(state.drafter), min(number + 1, drafter.num_levels)
+@pytest.mark.slow
+def test_the_narrowest_window_and_its_pool_go_on_as_published():
+    drafter = replace(NARROW, pool_from_prompt=False)
+    model, params = target()
+    played = rounds_of(Engine(model, drafter, max_new_tokens=80), Params(params))
+    ahead = played[0].before.drafter.ahead
+    expected = [Published(drafter, [ahead[row].tolist()]) for row in range(BATCH)]
+    for number, (before, _, _, after) in enumerate(played[:14]):
+        found, filled = after.drafter, min(number + 1, drafter.num_levels)
         np.testing.assert_array_equal(found.filled, [filled] * BATCH)  # one level per round
         lag = drafter.num_levels - filled
         for row, published in enumerate(expected):
+            text = text_of(before, row)
+            published.learn(text[-1], said_after(published.texts(text)))
             level_0 = found.ahead[row, : drafter.window_length - 1 + lag].tolist()
             assert level_0 == published.levels[0]
             assert found.levels[row, :filled].tolist() == [
@@ -142,7 +116,7 @@ def test_window_and_pool_go_on_as_published(drafter):
             ]
             assert len(published.levels) == filled + 1
             assert buckets(found.pool[row]) == published.pool
-    assert (state.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
+    assert (after.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
     assert all(published.pool for published in expected)
 
 
@@ -174,6 +148,7 @@ def test_pool_is_a_dict_that_forgets_the_least_recently_inserted(num_guesses):
         rest = numbers.integers(0, 3, (2, at_once, 2))
         counts = numbers.random((2, at_once)) < 0.7
         pool = put(pool, *map(jnp.asarray, (first, rest, counts)))
+        held = jax.device_get(pool)
         for row in range(2):
             inserted = [int(token) for token in first[row][counts[row]]]
             same_key += len(set(inserted)) < len(inserted)
@@ -183,8 +158,16 @@ def test_pool_is_a_dict_that_forgets_the_least_recently_inserted(num_guesses):
                 forgotten += does and entry not in bucket and len(bucket) == num_guesses
                 if does:
                     remember(expected[row], int(token), entry, num_guesses)
-            assert buckets(pool[row]) == expected[row]
+            assert buckets(held[row]) == expected[row]
     assert same_key > 20 and forgotten > 20 and (repeats > 20 or num_guesses == 1)
+
+
+def ngrams_of(text: list[int], length: int, limit: int) -> dict:
+    pool: dict[int, list] = {}
+    for at in range(len(text) - length + 1):
+        first, *rest = text[at : at + length]
+        remember(pool, first, tuple(rest), limit)
+    return pool
 
 
 @pytest.mark.parametrize("ngram_length", [3, 5])
@@ -195,24 +178,17 @@ def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram
     anything = numbers.integers(-5, 8, (5, 100))  # invalid tokens too, and negative ones
     tokens = np.where(is_text, numbers.integers(0, 5, (5, 100)), anything)
     pool = jnp.full((5, 5, 4, ngram_length - 1), EMPTY)
-    pool = jax.jit(insert_text)(pool, jnp.asarray(tokens), jnp.asarray(length))
+    pool = jax.device_get(jax.jit(insert_text)(pool, jnp.asarray(tokens), jnp.asarray(length)))
     for row, count in enumerate(length):
-        expected: dict[int, list] = {}
-        for at in range(count - ngram_length + 1):
-            first, *rest = tokens[row, at : at + ngram_length].tolist()
-            remember(expected, first, tuple(rest), 4)
-        assert buckets(pool[row]) == expected
+        assert buckets(pool[row]) == ngrams_of(tokens[row, :count].tolist(), ngram_length, 4)
     assert buckets(pool[4]) == {}
 
 
 def test_pool_starts_empty_or_with_the_prompt():
     assert (start(SMALL).drafter.pool == EMPTY).all()
-    state = start(NARROW)
+    state = jax.device_get(start(NARROW))
     for row in range(BATCH):
-        text, expected = text_of(state, row), {}
-        for at in range(len(text) - NARROW.max_depth):
-            first, *rest = text[at : at + NARROW.ngram_length]
-            remember(expected, first, tuple(rest), NARROW.num_guesses)
+        expected = ngrams_of(text_of(state, row), NARROW.ngram_length, NARROW.num_guesses)
         assert buckets(state.drafter.pool[row]) == expected
 
 
@@ -233,9 +209,11 @@ def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     state = with_guesses(state, guesses)
     context = Context(state.tokens, state.length)
     draw = Draw(state.sequence_keys, state.length, Sampling())
-    (tree, _), _ = SMALL.propose(target()[0], Params(None), state.drafter, context, draw)
-    rows = zip(tree.tokens, tree.num_valid(), strict=True)
-    drafted = [row[1:count].tolist() for row, count in rows]
+    propose = jax.jit(partial(SMALL.propose, target()[0]))
+    (tree, _), _ = jax.device_get(propose(Params(None), state.drafter, context, draw))
+    drafted = [
+        row[1 : valid.sum()].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)
+    ]
     assert drafted == [[3, 4, 5, 6], [1, 2, 3, 2, 2, 2], [7, 8, 9]]
     assert tree.parents[0, :5].tolist() == [-1, 0, 1, 2, 2]
     assert tree.depth[1, :7].tolist() == [0, 1, 2, 3, 1, 2, 3]

@@ -13,21 +13,14 @@ from specjax.decoding import Engine, Params, Prompt, Sampling, speculative_gener
 from specjax.decoding.per_sequence import per_sequence
 from specjax.decoding.reference import reference_generate
 from tests.decoding.test_contract import of_method
-from tests.decoding.tiny import prompt, slow_except, target
+from tests.decoding.tiny import prompt, target
 
-VOCAB, NEW_TOKENS, EOS = 40, 40, (17,)
+VOCAB, NEW_TOKENS, EOS = 40, 24, (17,)
+SHARED = {"bad_words": ((5, 3),), "logprobs": 2}
 SAMPLINGS = (
-    Sampling(0.7, top_p=0.9, repetition_penalty=1.6, bad_words=((5, 3),), logprobs=2),
-    Sampling(0.0, frequency_penalty=0.6, min_new_tokens=20, bad_words=((5, 3),), logprobs=2),
-    Sampling(
-        1.3,
-        min_p=0.1,
-        top_k=7,
-        logit_bias={3: 2.0, 9: -4.0},
-        presence_penalty=0.8,
-        bad_words=((5, 3),),
-        logprobs=2,
-    ),
+    Sampling(0.7, top_p=0.9, repetition_penalty=1.6, **SHARED),
+    Sampling(0.0, frequency_penalty=0.6, min_new_tokens=12, **SHARED),
+    Sampling(1.3, 7, 1.0, min_p=0.1, logit_bias={3: 2.0, 9: -4.0}, presence_penalty=0.8, **SHARED),
 )
 ORDERS = (0, 1, 2), (2, 0, 1)
 KEYS = jnp.stack([jax.random.key(number) for number in (3, 11, 7)])
@@ -43,10 +36,10 @@ def alone(number: int, sampling: Sampling) -> tuple[np.ndarray, int]:
     return np.asarray(tokens[0]), int(length[0])
 
 
-@pytest.mark.parametrize("name", slow_except(["recycling", "eagle2"], "recycling"))
-def test_each_sequence_generates_the_tokens_that_it_generates_alone(name):
+def test_each_sequence_generates_the_tokens_that_it_generates_alone():
+    """Those of all methods with values per sequence are in test_processors.py."""
     model, params = target()
-    drafter, known = of_method(name)
+    drafter, known = of_method("recycling")
     programs = set()
     for order in ORDERS:
         samplings = [SAMPLINGS[number] for number in order]
@@ -68,15 +61,16 @@ def test_each_sequence_generates_the_tokens_that_it_generates_alone(name):
     assert len(programs) == 1
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_values_filter_logits_as_settings_do(number):
+def test_values_filter_logits_as_settings_do():
     sampling, values = per_sequence(SAMPLINGS, VOCAB)
-    logits = jax.random.normal(jax.random.key(1), (3, 5, VOCAB)) * 3
-    filtered = sampling.filtered(logits, values)[number]
-    expected = SAMPLINGS[number].filtered(logits)[number]
-    np.testing.assert_array_equal(jnp.isfinite(filtered), jnp.isfinite(expected))
-    np.testing.assert_allclose(filtered, expected, rtol=1e-6)
-    assert sampling.filtered(logits[:, 0], values).shape == (3, VOCAB)
+    logits = 3 * jax.random.normal(jax.random.key(1), (3, 5, VOCAB))
+    filter_all = jax.jit(Sampling.filtered, static_argnums=0)
+    filtered = np.asarray(filter_all(sampling, logits, values))
+    for number, one in enumerate(SAMPLINGS):
+        expected = np.asarray(filter_all(one, logits))[number]
+        np.testing.assert_array_equal(np.isfinite(filtered[number]), np.isfinite(expected))
+        np.testing.assert_allclose(filtered[number], expected, rtol=1e-6)
+    np.testing.assert_array_equal(filter_all(sampling, logits[:, 0], values), filtered[:, 0])
 
 
 def test_values_round_as_the_constants_of_settings_do():

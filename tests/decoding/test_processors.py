@@ -1,6 +1,6 @@
 """Processors: with any of them switched on, every method generates plain decoding's tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 
@@ -15,20 +15,18 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate
+from specjax.decoding.per_sequence import per_sequence
 from specjax.decoding.processors import Controls, Nodes, Processor, advanced
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from specjax.decoding.sampling import Sampling, sequence_keys
 from specjax.decoding.tree import chain
-from specjax.decoding.verify import verify
 from specjax.loading.methods import METHODS
-from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_transformer
-from specjax.models.transformer import Transformer
 from tests.decoding import contract
 from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import (
+    BATCH,
     Oracle,
     OracleTree,
     from_choices,
@@ -37,7 +35,6 @@ from tests.decoding.tiny import (
     slow_except,
     target,
 )
-from tests.models import checkpoints
 
 VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
 STATES = 3
@@ -63,7 +60,7 @@ class Automaton(Processor):
 
 
 TABLE = jnp.asarray(np.random.default_rng(4).integers(0, STATES, (STATES, VOCAB)), jnp.int32)
-PAIRS = tuple((a, b) for a, b in product(range(VOCAB), range(VOCAB)) if (a + b) % 5 == 0)
+PAIRS = tuple((a, b) for a, b in product(range(VOCAB), range(VOCAB)) if (a + b) % 20 == 0)
 CONTROLS = {
     "min_p": {"min_p": 0.2},
     "repetition": {"repetition_penalty": 1.8},
@@ -109,40 +106,32 @@ def whole_texts(controls: str, temperature: float) -> jax.Array:
 
 
 def generated(name: str, controls: str, temperature: float, drafter=None):
-    """Asserts that a method generates the tokens of the reference; returns the generation.
-
-    With all controls the log-probabilities, too, must be those of the text without a draft.
-    """
-    expected, lengths = truth(controls, temperature)
-    if name in ORACLES:
-        drafter, known = drafter or ORACLES[name], whole_texts(controls, temperature)
-    else:
-        drafter, known = of_method(name)
-    model, params = target()
+    """Asserts that an oracle generates the tokens of the reference; returns the generation."""
     sampling = sampling_of(controls, temperature)
-    out = speculative_generate(
-        *(Params(params, known, arrays_of(sampling)), prompt(), KEY),
-        target=model,
-        drafter=drafter,
-        sampling=sampling,
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-    )
-    out = jax.device_get(out)
-    np.testing.assert_array_equal(out.length, lengths)
-    np.testing.assert_array_equal(out.tokens, expected)
+    known = Params(target()[1], whole_texts(controls, temperature), arrays_of(sampling))
+    out = generate(drafter or ORACLES[name], known, prompt(), KEY, sampling)
+    np.testing.assert_array_equal(out.tokens, truth(controls, temperature)[0])
+    np.testing.assert_array_equal(out.length, truth(controls, temperature)[1])
     if sampling.logprobs:
-        assert_logprobs(out, whole_texts(controls, temperature))
+        texts = np.asarray(whole_texts(controls, temperature))
+        assert_logprobs(out, texts, np.asarray(prompt().length))
     return out
 
 
-def assert_logprobs(out, texts: jax.Array) -> None:
+def generate(drafter, params: Params, given: Prompt, keys, sampling: Sampling):
+    settings = {"drafter": drafter, "sampling": sampling, "max_new_tokens": NEW_TOKENS}
+    return jax.device_get(
+        speculative_generate(params, given, keys, target=target()[0], eos=EOS, **settings)
+    )
+
+
+def assert_logprobs(out, texts: np.ndarray, starts: np.ndarray) -> None:
     """Asserts that the log-probabilities are those of one plain pass over the texts."""
     model, params = target()
-    logits = plain_pass(params, jnp.maximum(texts, 0), model)[0].logits
+    logits = plain_pass(params, jnp.asarray(np.maximum(texts, 0)), model)[0].logits
     law = np.asarray(jax.nn.log_softmax(logits))
     raw, processed = out.logprobs.raw, out.logprobs.processed
-    for row, (start, length) in enumerate(zip(prompt().length, out.length, strict=True)):
+    for row, (start, length) in enumerate(zip(starts, out.length, strict=True)):
         expected = law[row, start - 1 : start - 1 + length]
         at_tokens = np.take_along_axis(expected, out.tokens[row, :length, None], axis=1)[:, 0]
         best = np.argsort(-expected, axis=1, kind="stable")[:, :3]
@@ -155,53 +144,49 @@ def assert_logprobs(out, texts: jax.Array) -> None:
     assert (processed.top[..., 0] >= processed.token - 1e-6).all()
 
 
+@pytest.mark.parametrize("name", slow_except(METHODS, "eagle2", "lookahead"))
+def test_every_method_generates_the_tokens_and_log_probabilities_of_plain_decoding(name):
+    """Both temperatures in one program: the batch is there twice, with values per sequence."""
+    drafter, known = of_method(name)
+    truths = [truth("all", temperature) for temperature in (0.0, 0.8)]
+    settings = [sampling_of("all", 0.0)] * BATCH + [sampling_of("all", 0.8)] * BATCH
+    sampling, values = per_sequence(settings, VOCAB)
+    params = Params(target()[1], known, arrays_of(sampling), sampling=values)
+    given = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 2), prompt())
+    keys = jnp.concatenate([sequence_keys(KEY, BATCH)] * 2)
+    out = generate(drafter, params, given, keys, sampling)
+    np.testing.assert_array_equal(out.tokens, np.concatenate([tokens for tokens, _ in truths]))
+    np.testing.assert_array_equal(out.length, np.concatenate([lengths for _, lengths in truths]))
+    texts = np.concatenate([contract.continued(*each) for each in truths])
+    assert_logprobs(out, texts, np.asarray(given.length))
+
+
 # Below the root the truth has the ranks 0, 1, 2 at positions divisible by 4.
 DEEP = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 1), (1, 2), (0, 1, 1), (0, 1, 2), (0, 1, 2, 0))
 ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
-METHOD_CASES = [*product(METHODS, (0.0, 0.8))]
-QUICK = ("eagle2", 0.8), ("lookahead", 0.8), ("pld-plus", 0.0)
-
-
-@pytest.mark.parametrize(("name", "temperature"), slow_except(METHOD_CASES, *QUICK))
-def test_every_method_generates_the_tokens_and_log_probabilities_of_plain_decoding(
-    name, temperature
-):
-    generated(name, "all", temperature)
 
 
 @pytest.mark.parametrize(
-    ("name", "controls"),
+    ("name", "controls", "temperature"),
     slow_except(
-        [*product(("tree",), (*CONTROLS, "all")), ("chain", "all")],
-        *product(("tree", "chain"), ("all",)),
+        [("chain", "all", 0.0), *product(("tree",), (*CONTROLS, "all"), (0.8,))],
+        *(("chain", "all", 0.0), ("tree", "all", 0.8)),
     ),
 )
-def test_every_control_is_exact_deep_in_a_draft(name, controls):
-    out = generated(name, controls, 0.8)
+def test_every_control_changes_the_text_and_is_exact_deep_in_a_draft(name, controls, temperature):
+    out = generated(name, controls, temperature)
     assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
+    assert (out.tokens != truth("none", temperature)[0]).any()
 
 
 @pytest.mark.slow
 def test_every_control_is_exact_for_one_sequence():
     """The first of a batch, whose key is folded."""
-    model, params = target()
-    known = Params(params, whole_texts("all", 0.8)[:1], arrays_of(sampling_of("all", 0.8)))
-    out = speculative_generate(
-        *(known, prompt(1), jax.random.fold_in(KEY, 0)),
-        target=model,
-        drafter=ORACLES["chain"],
-        sampling=sampling_of("all", 0.8),
-        max_new_tokens=NEW_TOKENS,
-        eos=EOS,
-    )
+    sampling, known = sampling_of("all", 0.8), whole_texts("all", 0.8)[:1]
+    params = Params(target()[1], known, arrays_of(sampling))
+    out = generate(ORACLES["chain"], params, prompt(1), jax.random.fold_in(KEY, 0), sampling)
     np.testing.assert_array_equal(out.tokens[0], truth("all", 0.8)[0][0])
     assert out.from_draft.any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("controls", CONTROLS)
-def test_every_control_changes_the_text(controls):
-    assert (truth("none", 0.8)[0] != truth(controls, 0.8)[0]).any()
 
 
 # ---- Node logits against the whole text of every path -------------------------------------------
@@ -214,21 +199,21 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
     tree = from_choices(
         jnp.asarray([12, 3]), jnp.asarray([[[12, 3], [12, 3], [12, 3]]] * batch, jnp.int32), PATHS
     )
-    tokens = jnp.asarray(numbers.integers(0, VOCAB, (batch, 24)), jnp.int32)
-    tokens = tokens.at[0, 8].set(12).at[1, 11].set(3)
-    length, given = jnp.asarray([9, 12]), prompt(batch).tokens[:, :8]
+    tokens = numbers.integers(0, VOCAB, (batch, 24)).astype(np.int32)
+    tokens[0, 8], tokens[1, 11] = 12, 3
+    length, given = np.asarray([9, 12]), prompt(batch).tokens[:, :8]
     given = Prompt(given, jnp.asarray([5, 8]))
-    logits = jnp.asarray(numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)), jnp.float32)
+    logits = numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)).astype(np.float32)
     found = processed(sampling, given, tokens, length, logits, tree, 3)
     paths = [(), *PATHS]
     for node, path in enumerate(paths):
-        texts = tokens
+        texts = tokens.copy()
         for depth, _ in enumerate(path, 1):
             above = paths.index(path[:depth])
-            texts = texts.at[jnp.arange(batch), length + depth - 1].set(tree.tokens[:, above])
+            texts[np.arange(batch), length + depth - 1] = tree.tokens[:, above]
         ends = length + len(path)
-        last = jnp.take_along_axis(texts, ends[:, None] - 1, axis=1)[:, 0]
-        root = chain(last, jnp.zeros((batch, 0), jnp.int32), jnp.zeros_like(ends))
+        last = np.take_along_axis(texts, ends[:, None] - 1, axis=1)
+        root = chain(jnp.asarray(last[:, 0]), jnp.asarray(last[:, :0]), jnp.zeros(batch, int))
         alone = processed(sampling, given, texts, ends, logits[:, node : node + 1], root, 0)
         np.testing.assert_allclose(found[:, node], alone[:, 0], rtol=1e-6)
 
@@ -261,21 +246,22 @@ def forget(nodes: Nodes) -> jax.Array:
     return jnp.zeros((*nodes.tree.tokens.shape, nodes.tree.num_nodes), bool)
 
 
-@pytest.mark.parametrize("fault", ["above", "states", "last"])
+FAULTS = {
+    "above": property(forget),
+    "states": lambda nodes, step, state: jnp.broadcast_to(state[:, None], nodes.tree.tokens.shape),
+    "last": lambda nodes, count: jnp.full((*nodes.tree.tokens.shape, count), -1),
+}
+
+
+@pytest.mark.parametrize("fault", slow_except(FAULTS, "above"))
 def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault):
-    drafter = OracleTree((*DEEP, (1, 1, 1)))  # elsewhere not used: compiled afresh
-    forgetful = {
-        "above": property(forget),
-        "states": lambda nodes, step, state: jnp.broadcast_to(
-            state[:, None], nodes.tree.tokens.shape
-        ),
-        "last": lambda nodes, count: jnp.full((*nodes.tree.tokens.shape, count), -1),
-    }
-    monkeypatch.setattr(Nodes, fault, forgetful[fault])
+    elsewhere_not_used = OracleTree((*DEEP, (2, [*FAULTS].index(fault))))  # so compiled afresh
+    monkeypatch.setattr(Nodes, fault, FAULTS[fault])
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        generated("tree", "all", 0.8, drafter=drafter)
+        generated("tree", "all", 0.8, drafter=elsewhere_not_used)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_committed_is_caught(monkeypatch):
     monkeypatch.setattr(processors.Penalties, "commit", lambda self, params, state, *_: state)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
@@ -283,29 +269,6 @@ def test_a_state_that_is_not_committed_is_caught(monkeypatch):
 
 
 # ---- The rules of verification ------------------------------------------------------------------
-
-
-def test_typical_acceptance_reads_the_processed_logits():
-    """The texts under `coupled` and the distribution under `rejection` show it for these."""
-    numbers, length = np.random.default_rng(2), jnp.asarray([9, 12])
-    given = Prompt(prompt(2).tokens[:, :8], jnp.asarray([5, 8]))
-    sampling = replace(sampling_of("all", 1.0), verification="typical", logprobs=None)
-    tokens = jnp.asarray(numbers.integers(0, VOCAB, (2, 24)), jnp.int32)
-    candidates = jnp.asarray(numbers.permuted(np.tile(np.arange(8), (2, 3, 1)), axis=-1)[..., :2])
-    tree = from_choices(tokens[:, 0], candidates, PATHS)
-    logits = jnp.asarray(numbers.normal(0, 1, (2, tree.num_nodes, VOCAB)), jnp.float32)
-    draw = Draw(sequence_keys(KEY, 2), length, sampling)
-
-    @jax.jit
-    def both(given, tokens, logits):
-        controls = controls_of(sampling, given, tokens, length)
-        found = verify(tree, logits, replace(draw, controls=controls), length - 1, 3)
-        own = controls.apply(logits, tree, 3)
-        return found, own, verify(tree, own, draw, length - 1, 3)
-
-    found, own, expected = both(given, tokens, logits)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), found, expected))
-    assert not jnp.allclose(jax.nn.log_softmax(logits), jax.nn.log_softmax(own))
 
 
 STRONG = {"temperature": 0.9, "repetition_penalty": 2.0, "frequency_penalty": 2.0}
@@ -320,11 +283,14 @@ def exact_probabilities(sampling: Sampling) -> np.ndarray:
     texts = jnp.asarray(texts, jnp.int32)
     logits = plain_pass(params, texts, model)[0].logits[:, -3:]
     given = Prompt(texts[:, :length], jnp.full((len(pairs),), length))
-    steps = []
-    for step in range(3):
+
+    @partial(jax.jit, static_argnums=1)
+    def probabilities(logits, step):
         ends = given.length + step
-        step_logits = reference._processed(logits[:, step], texts, ends, given, sampling, (), ())
-        steps.append(np.exp(np.asarray(sampling.filtered(step_logits), np.float64)))
+        own = reference._processed(logits, texts, ends, given, sampling, (), ())
+        return jnp.exp(sampling.filtered(own))
+
+    steps = [np.asarray(probabilities(logits[:, step], step), np.float64) for step in range(3)]
     first, second, third = (values.reshape(size, size, size) for values in steps)
     joint = first[0, 0][:, None, None] * second[:, 0][:, :, None] * third
     return (joint / joint.sum()).reshape(-1)
@@ -336,15 +302,17 @@ def p_value(monkeypatch, sampling: Sampling) -> float:
 
 
 def test_rejection_keeps_the_distribution_of_the_processed_logits(monkeypatch):
-    sampling = Sampling(**STRONG, verification="rejection")
-    assert p_value(monkeypatch, sampling) > 1e-3
+    assert p_value(monkeypatch, Sampling(**STRONG, verification="rejection")) > 1e-3
+
+
+@pytest.mark.slow
+def test_rejection_that_forgets_ancestors_is_caught(monkeypatch):
     monkeypatch.setattr(Nodes, "above", property(forget))
-    assert p_value(monkeypatch, replace(sampling, top_k=contract.VOCAB)) < 1e-6
+    compiled_afresh = Sampling(**STRONG, verification="rejection", top_k=contract.VOCAB)
+    assert p_value(monkeypatch, compiled_afresh) < 1e-6
 
 
 # ---- Definitions --------------------------------------------------------------------------------
-
-CASES_AGAINST_TRANSFORMERS = 1000
 
 
 @pytest.mark.parametrize("name", ["min_p", "repetition", "bias", "bad words", "min new tokens"])
@@ -352,75 +320,31 @@ def test_the_definitions_are_those_of_transformers(name):
     torch = pytest.importorskip("torch")
     from transformers.generation import logits_process as theirs
 
-    numbers, count = np.random.default_rng(len(name)), CASES_AGAINST_TRANSFORMERS
+    numbers, count = np.random.default_rng(len(name)), 1000
     logits = numbers.normal(0, 3, (count, VOCAB)).astype(np.float32)
     tokens = numbers.integers(0, 6, (count, 12))
-    prompt_length, length = 4, 12
-    sampling = Sampling(1.0, **CASES[name])
-    if name == "bad words":
-        words = ((5,), (17,), (1, 2), (4, 0), (0, 1, 2), (3,) * 13)
-        sampling = Sampling(1.0, bad_words=words)
-    if name == "min new tokens":
-        sampling = Sampling(1.0, min_new_tokens=9 if numbers.integers(2) else 8)
-    processor = {
+    words = ((5,), (17,), (1, 2), (4, 0), (0, 1, 2), (3,) * 13)
+    special = {"bad words": {"bad_words": words}, "min new tokens": {"min_new_tokens": 9}}
+    sampling = Sampling(1.0, **special.get(name, CASES[name]))
+    biases = {(token,): float(bias) for token, bias in sampling.logit_bias}
+    make = {
         "min_p": lambda: theirs.MinPLogitsWarper(sampling.min_p),
         "repetition": lambda: theirs.RepetitionPenaltyLogitsProcessor(1.8),
-        "bias": lambda: theirs.SequenceBiasLogitsProcessor(
-            {(token,): float(bias) for token, bias in sampling.logit_bias}
-        ),
-        "bad words": lambda: theirs.NoBadWordsLogitsProcessor(
-            [list(word) for word in sampling.bad_words], eos_token_id=list(EOS)
-        ),
-        "min new tokens": lambda: theirs.MinNewTokensLengthLogitsProcessor(
-            prompt_length, sampling.min_new_tokens, list(EOS)
-        ),
-    }[name]()
-    expected = processor(torch.tensor(tokens), torch.tensor(logits)).numpy()
-    ends = jnp.full((count,), length)
-    given = Prompt(jnp.asarray(tokens[:, :prompt_length], jnp.int32), ends * 0 + 4)
-    text = jnp.asarray(tokens, jnp.int32)
-    root = chain(text[:, -1], text[:, :0], ends * 0)
+        "bias": lambda: theirs.SequenceBiasLogitsProcessor(biases),
+        "bad words": lambda: theirs.NoBadWordsLogitsProcessor([*map(list, words)], list(EOS)),
+        "min new tokens": lambda: theirs.MinNewTokensLengthLogitsProcessor(4, 9, list(EOS)),
+    }
+    expected = make[name]()(torch.tensor(tokens), torch.tensor(logits)).numpy()
     if name == "min_p":
         found = np.asarray(sampling.filtered(jnp.asarray(logits)))
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
         return
-    controls = controls_of(sampling, given, text, ends)
-    found = controls.apply(jnp.asarray(logits)[:, None], root, 0)[:, 0]
+    ends = jnp.full((count,), 12)
+    given = Prompt(jnp.asarray(tokens[:, :4], jnp.int32), ends * 0 + 4)
+    text = jnp.asarray(tokens, jnp.int32)
+    root = chain(text[:, -1], text[:, :0], ends * 0)
+    found = processed(sampling, given, text, ends, logits[:, None], root, 0)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-# ---- Log-probabilities --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_log_probabilities_are_those_of_transformers(tmp_path):
-    pytest.importorskip("torch")
-    theirs = checkpoints.build(vocab_size=VOCAB, max_position_embeddings=128, eos_token_id=None)
-    folder = checkpoints.save(tmp_path, theirs)
-    config = read_config(folder)
-    params, one = load_transformer(folder, config, jnp.float32), prompt(1)
-    start, known = int(one.length[0]), None
-    for name in ("plain", "pld-plus", "recycling", "tree"):
-        drafter, arrays = (ORACLES[name], known) if name in ORACLES else of_method(name)
-        out = speculative_generate(
-            *(Params(params, arrays), one, KEY),
-            target=Transformer(config),
-            drafter=drafter,
-            sampling=Sampling(logprobs=3),
-            max_new_tokens=NEW_TOKENS,
-        )
-        text = jnp.concatenate([one.tokens[:, :start], out.tokens], axis=1)
-        known = text if known is None else known
-        np.testing.assert_array_equal(text, known)
-        assert out.from_draft.any() == (name != "plain")
-        logits = checkpoints.forward(theirs, np.asarray(text)).logits[0, start - 1 : -1]
-        expected = jax.nn.log_softmax(np.asarray(logits))
-        best, raw = jax.lax.top_k(expected, 3), jax.tree.map(lambda leaf: leaf[0], out.logprobs.raw)
-        at_tokens = jnp.take_along_axis(expected, out.tokens[0][:, None], axis=1)[:, 0]
-        np.testing.assert_allclose(raw.token, at_tokens, atol=1e-4)
-        np.testing.assert_allclose(raw.top, best[0], atol=1e-4)
-        np.testing.assert_array_equal(raw.top_tokens, best[1])
-    assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
 
 
 # ---- Settings -----------------------------------------------------------------------------------

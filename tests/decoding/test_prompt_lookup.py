@@ -50,18 +50,19 @@ def propose(drafter: Drafter, tokens, length, hidden=None, **known) -> DraftTree
 def drafts(tree: DraftTree) -> list[list[int]]:
     """The drafted tokens of each row."""
     assert tree.is_chain
-    counts = np.asarray(tree.num_valid())
+    counts = np.asarray(tree.valid).sum(axis=1)
     np.testing.assert_array_equal(tree.valid, np.arange(tree.num_nodes) < counts[:, None])
     rows = zip(np.asarray(tree.tokens), counts, strict=True)
     return [row[1:count].tolist() for row, count in rows]
 
 
-def assert_drafts(drafter: Drafter, reading, hidden=None, **known):
+def assert_drafts(drafter: Drafter, reading, hidden=None, **known) -> list[list[int]]:
     """The drafter must draft what `reading(text, states, *known)` says, in each random text."""
     tokens, length = texts()
     given = None if hidden is None else jnp.asarray(hidden)
     known = {name: jnp.asarray(value) for name, value in known.items()}
     tree = propose(drafter, jnp.asarray(tokens), jnp.asarray(length), given, **known)
+    tree = jax.device_get(tree)
     assert tree.num_nodes == drafter.num_nodes == drafter.max_depth + 1
     expected = []
     for row in range(TEXTS):
@@ -71,20 +72,10 @@ def assert_drafts(drafter: Drafter, reading, hidden=None, **known):
         expected.append(reading(text, states, *(value[row] for value in known.values())))
     assert drafts(tree) == expected
     assert 20 < sum(draft == [] for draft in expected) < TEXTS - 20
+    return expected
 
 
 # ---- PLD ---------------------------------------------------------------------------------------
-
-
-def published(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
-    """The published search, step by step."""
-    length, count = len(text), drafter.num_tokens
-    for n in range(drafter.max_ngram, drafter.min_ngram - 1, -1):
-        for i in range(length - n + 1):
-            has_all = i + n + count <= length and i + n < length - n
-            if text[i : i + n] == text[length - n :] and has_all:
-                return text[i + n : i + n + count]
-    return []
 
 
 def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
@@ -100,26 +91,19 @@ def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None)
     return []
 
 
-@pytest.mark.parametrize("settings", [(10, 3, 1), (4, 3, 1), (5, 4, 2), (7, 2, 2), (3, 1, 1)])
-def test_pld_drafts_what_the_published_algorithm_drafts(settings):
-    drafter = PromptLookup(*settings)
-    assert_drafts(drafter, partial(published, drafter))
-
-
 @pytest.mark.parametrize(
-    "settings", [(1, 3, 1), (2, 4, 2), (10, 3, 1, True), (6, 5, 3, True), (7, 30, 1, True, "last")]
+    "settings", [(10, 3, 1), (2, 4, 2), (6, 5, 3, True), (7, 30, 1, True, "last")]
 )
 def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
-    """The published search rules out overlaps and drafts shorter than requested."""
+    """The first is the published search, which golden traces show too."""
     drafter = PromptLookup(*settings)
     assert_drafts(drafter, partial(one_with_a_continuation, drafter))
 
 
 def test_chains_are_longer_after_a_long_match():
     drafter = PromptLookup(2, 8, 1, True, max_tokens=4)
-    assert_drafts(drafter, partial(one_with_a_continuation, drafter))
-    tokens, length = map(jnp.asarray, texts())
-    assert {2, 4} < {*map(len, drafts(propose(drafter, tokens, length)))}
+    expected = assert_drafts(drafter, partial(one_with_a_continuation, drafter))
+    assert {2, 4} < {*map(len, expected)}
 
 
 def test_pld_defaults_are_those_published():
@@ -147,7 +131,7 @@ def test_guesses_extend_the_ngram_that_is_looked_up(allow_shorter):
     draw = Draw(sequence_keys(jax.random.key(0), 200), jnp.asarray(length), Sampling())
     context = Context(jnp.asarray(tokens), jnp.asarray(length))
     propose = jax.jit(partial(drafter.propose, MODEL))
-    (tree, _), _ = propose(Params(None), jnp.asarray(guesses), context, draw)
+    (tree, _), _ = jax.device_get(propose(Params(None), jnp.asarray(guesses), context, draw))
     num_continued = 0
     for row in range(200):
         text = tokens[row, : length[row]].tolist()
@@ -158,7 +142,7 @@ def test_guesses_extend_the_ngram_that_is_looked_up(allow_shorter):
             num_continued += behind != []
             expected.add((guess, *behind))
         prefixes = {path[:end] for path in expected for end in range(1, len(path) + 1)}
-        assert set(found_paths(jax.device_get(tree), row)) == prefixes
+        assert set(found_paths(tree, row)) == prefixes
     assert num_continued > 50
 
 
@@ -172,5 +156,6 @@ def test_guesses_are_the_likely_tokens_at_the_deepest_accepted_node_without_the_
     verification = Verification(path, jnp.array([2, 1]), bonus)
     context = Context(bonus[:, None], jnp.array([1, 1]))
     outcome = Outcome(tree, ModelOutput(logits), verification, context, jnp.array([0, 0]))
-    found = drafter.update(MODEL, Params(None), jnp.full((2, 2), EMPTY), outcome)
+    update = jax.jit(drafter.update, static_argnums=0)
+    found = update(MODEL, Params(None), jnp.full((2, 2), EMPTY), outcome)
     assert found.tolist() == [best[0, 6, [0, 2]].tolist(), best[1, 3, 1:3].tolist()]

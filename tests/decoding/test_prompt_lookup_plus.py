@@ -13,8 +13,7 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.engine import Engine
-from specjax.models.cache import KVCache
-from specjax.models.target import Taps, causal_rows
+from specjax.models.target import Taps
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_prompt_lookup import (
     SLOTS,
@@ -25,7 +24,7 @@ from tests.decoding.test_prompt_lookup import (
     propose,
     texts,
 )
-from tests.decoding.tiny import BATCH, prompt, target
+from tests.decoding.tiny import BATCH, plain_pass, prompt, slow_except, target
 
 
 def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -> list[int]:
@@ -43,9 +42,7 @@ def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -
     return text[best + 1 : best + 1 + drafter.num_tokens]
 
 
-@pytest.mark.parametrize(
-    "num_tokens, min_similarity, prefix_length", [(3, -1.0, 1), (3, 0.4, 3), (40, 0.4, 1)]
-)
+@pytest.mark.parametrize("num_tokens, min_similarity, prefix_length", [(3, 0.4, 3), (40, -1.0, 1)])
 def test_hidden_states_rank_by_equation_3(num_tokens, min_similarity, prefix_length):
     numbers = np.random.default_rng(1)
     states = numbers.normal(size=(TEXTS, SLOTS, WIDTH)) * numbers.uniform(0.1, 9, (SLOTS, 1))
@@ -98,24 +95,15 @@ def played(drafter) -> list[Round]:
     return rounds_of(engine, Params(target()[1]), key=jax.random.key(0))
 
 
-@partial(jax.jit, static_argnums=1)
-def one_pass(tokens, taps: Taps):
-    """A plain pass over whole texts."""
-    model, params = target()
-    rows = causal_rows(tokens, jnp.zeros((len(tokens),), jnp.int32))
-    return model.run(params, rows, KVCache.create(model.config, *tokens.shape), taps)[0]
-
-
-@pytest.mark.parametrize("layer, prefix_length", [(2, 1), (1, 3)])
-def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text(layer, prefix_length):
-    drafter = PromptLookupPlus(layer=layer, num_tokens=5, prefix_length=prefix_length)
+def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text():
+    drafter = PromptLookupPlus(layer=1, num_tokens=5, prefix_length=3)
     state = played(drafter)[11].after
     assert state.stats.accepted_lengths[:, 3:].any(), "no path was long"
-    output = one_pass(jnp.asarray(state.tokens), Taps(hidden_layers=(layer,), logits=False))
-    expected = np.asarray(output.hidden[:, :, 0])
+    model, params = target()
+    taps = Taps(hidden_layers=(1,), logits=False)
+    expected = plain_pass(params, jnp.asarray(state.tokens), model, taps)[0].hidden[:, :, 0]
     expected = sum(
-        np.pad(expected, ((0, 0), (back, 0), (0, 0)))[:, : expected.shape[1]]
-        for back in range(prefix_length)
+        np.pad(expected, ((0, 0), (back, 0), (0, 0)))[:, : expected.shape[1]] for back in range(3)
     )
     expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
     for row in range(BATCH):
@@ -127,15 +115,17 @@ def test_pld_plus_remembers_the_states_of_a_pass_over_the_committed_text(layer, 
 HEADS = ((0, 1), (1, 0), (1, 3))
 
 
-@pytest.mark.parametrize("aggregate", ["max", "sum"])
+@pytest.mark.parametrize("aggregate", slow_except(["max", "sum"], "max"))
 def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
     drafter = PromptLookupPlusAttention(num_tokens=5, heads=HEADS, aggregate=aggregate)
     states = [played(drafter)[number].after for number in (0, 4, 24)]
     assert states[-1].stats.accepted_lengths[:, 3:].any(), "no path was long"
     combine = {"max": np.max, "sum": np.sum}[aggregate]
+    model, params = target()
     for state in states:
         taps = Taps(attention_heads=HEADS, logits=False)
-        expected = combine(np.asarray(one_pass(jnp.asarray(state.tokens), taps).attention), axis=1)
+        output, _ = plain_pass(params, jnp.asarray(state.tokens), model, taps)
+        expected = combine(np.asarray(output.attention), axis=1)
         for row in range(BATCH):
             count = int(state.length[row]) - 1
             found = state.drafter.weights[row, :count]
@@ -145,7 +135,7 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
 # ---- Settings ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers, expected", [(1, 1), (2, 1), (4, 1), (16, 4), (32, 9), (60, 9)])
+@pytest.mark.parametrize("layers, expected", [(1, 1), (16, 4), (32, 9), (60, 9)])
 def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
     config = replace(target()[0].config, num_hidden_layers=layers)
     assert PromptLookupPlus.layer_for(config) == expected
@@ -162,7 +152,6 @@ def test_heads_of_a_layer_stand_in_for_induction_heads():
     "kind, settings, message",
     [
         (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
-        (PromptLookupPlus, {"layer": 3}, "hidden layer 3 does not exist: the model has layers 0"),
         (PromptLookupPlusAttention, {"heads": ((2, 0),)}, r"\(layer 2, head 0\) does not"),
         (PromptLookupPlusAttention, {"heads": ((0, 9),)}, r"\(layer 0, head 9\) does not"),
         (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),

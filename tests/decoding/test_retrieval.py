@@ -16,10 +16,12 @@ from specjax.decoding.drafter import Context, Params
 from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import NO_PARENT, DraftTree
+from specjax.decoding.tree import DraftTree
+from tests.decoding.test_head_trees import found_paths
+from tests.decoding.test_tree import assert_well_formed
 from tests.decoding.tiny import target
 
-CORPORA, DOCUMENTS, TOKENS = 12, 14, 260  # all of one size, so that one program serves them
+CORPORA, DOCUMENTS, TOKENS = 6, 14, 260  # all of one size, so that one program serves them
 TEXTS, SLOTS = 40, 24
 MODEL = target()[0]
 
@@ -71,23 +73,11 @@ def drafted(drafter: Retrieval, documents, rows) -> list[list[tuple[int, ...]]]:
 def prefixes(drafter: Retrieval, tree: DraftTree, rows) -> list[list[tuple[int, ...]]]:
     tree = jax.device_get(tree)
     assert tree.tokens.shape == (len(rows), drafter.num_nodes)
-    found = []
-    for row, text in enumerate(rows):
-        count = tree.valid[row].sum()
-        np.testing.assert_array_equal(tree.valid[row], np.arange(drafter.num_nodes) < count)
-        assert (tree.tokens[row, 0], tree.parents[row, 0]) == (text[-1], NO_PARENT)
-        assert tree.depth[row, 0] == 0
-        for values in (tree.tokens, tree.parents, tree.depth):
-            assert not values[row, count:].any(), "nodes that mean nothing are all zeros"
-        paths = [()]
-        for node in range(1, count):
-            parent = tree.parents[row, node]
-            assert 0 <= parent < node
-            paths.append((*paths[parent], int(tree.tokens[row, node])))
-            assert tree.depth[row, node] == len(paths[node])
-        assert len(set(paths)) == len(paths), "siblings carry the same token"
-        found.append(paths[1:])
-    return found
+    assert_well_formed(tree)
+    assert tree.tokens[:, 0].tolist() == [text[-1] for text in rows]
+    for values in (tree.tokens, tree.parents, tree.depth):
+        assert not values[~tree.valid].any(), "nodes that mean nothing are all zeros"
+    return [found_paths(tree, row) for row in range(len(rows))]
 
 
 def counted(drafter: Retrieval, documents, text) -> list[tuple[int, ...]]:
@@ -120,12 +110,9 @@ def counted(drafter: Retrieval, documents, text) -> list[tuple[int, ...]]:
     "drafter",
     [
         Retrieval(),
-        Retrieval(longest_query=3, shortest_query=1, num_tokens=4, max_drafted=7),
         Retrieval(longest_query=2, shortest_query=2, num_tokens=16, max_drafted=200),
         Retrieval(longest_query=4, shortest_query=1, num_tokens=3, max_drafted=9, max_matches=7),
-        Retrieval(longest_query=1, shortest_query=1, num_tokens=5, max_drafted=30, max_matches=1),
     ],
-    ids=lambda drafter: "{}..{},tokens={},drafted={},matches={}".format(*vars(drafter).values()),
 )
 def test_the_tree_holds_the_most_frequent_continuations(drafter):
     empty, full = 0, 0
@@ -143,21 +130,14 @@ def test_the_tree_holds_the_most_frequent_continuations(drafter):
     assert full > 5 or drafter.max_drafted > 30
 
 
-def test_the_longest_query_there_may_be():
+def test_the_longest_query_and_the_largest_ids_there_may_be():
     # The first of thirty tokens is where the two differ.
-    shared = [number % 7 for number in range(29)]
-    documents = [[8, *shared, 10], [9, *shared, 20], [9, *shared, 20]]
+    shared, first, largest = [number % 7 for number in range(29)], 70_000, 2**31 - 2
+    documents = [[first, *shared, largest], [first + 1, *shared, 65_536]] + [[9, *shared, 20]] * 2
     drafter = Retrieval(longest_query=30, num_tokens=2)
-    rows = [[8, *shared], [9, *shared], [7, *shared]]
-    assert drafted(drafter, documents, rows) == [[(10,)], [(20,)], [(20,), (10,)]]
-
-
-def test_large_ids_are_drafted():
-    largest = 2**31 - 2
-    documents = [[70_000, largest, 70_001, 65_536], [70_000, largest, 0]]
-    expected = [(0,), (70_001,), (70_001, 65_536)]
-    assert drafted(Retrieval(), documents, [[70_000, largest]]) == [expected]
-    assert drafted(Retrieval(), documents, [[70_000 - 65_536, largest]]) == [[]]
+    rows = [[one, *shared] for one in (first, first + 1, 9, first - 65_536)]
+    expected = [[(largest,)], [(65_536,)], [(20,)], [(20,), (65_536,), (largest,)]]
+    assert drafted(drafter, documents, rows) == expected
 
 
 def test_sizes_follow_from_the_settings():
@@ -188,10 +168,8 @@ ROW = jnp.zeros(3, jnp.int32)
 @pytest.mark.parametrize(
     "given",
     [
-        ROW,
         {"tokens": ROW},
         {"tokens": ROW, "suffixes": ROW.astype(jnp.int8)},
-        {"tokens": ROW[None], "suffixes": ROW},
         {"tokens": ROW, "suffixes": ROW[:0]},
         {"tokens": [0, -1], "suffixes": [0]},
     ],

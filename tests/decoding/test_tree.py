@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, merge_paths
-from tests.decoding.tiny import from_choices
+from specjax.decoding.tree import (
+    NO_PARENT,
+    DraftTree,
+    ancestors,
+    chain,
+    merge_paths,
+    sorted_choices,
+)
 
 BATCH = 12
 
@@ -55,55 +61,22 @@ def test_a_chain_is_the_root_and_its_first_drafted_tokens():
         assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
 
 
-# ---- from_choices ------------------------------------------------------------------------------
+# ---- choices -----------------------------------------------------------------------------------
 
 
-def random_choices(seed: int, depth: int = 4, width: int = 3) -> list[tuple[int, ...]]:
-    """A random tree of ranks in a random order."""
-    numbers = np.random.default_rng(seed)
-    choices: list[tuple[int, ...]] = []
-    for _ in range(14):
-        parents = [(), *[choice for choice in choices if len(choice) < depth]]
-        parent = parents[numbers.integers(len(parents))]
-        choices.append((*parent, int(numbers.integers(width))))
-    unique = list(dict.fromkeys(choices))
-    return [unique[index] for index in numbers.permutation(len(unique))]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_every_choice_is_one_node_below_its_prefix_with_the_token_of_its_rank(seed):
-    choices = random_choices(seed)
-    candidates = np.random.default_rng(seed).permuted(np.arange(24)).reshape(2, 4, 3)
-    tree = from_choices(jnp.array([97, 98]), jnp.asarray(candidates), tuple(choices))
-    assert_well_formed(tree)
-    assert tree.valid.all()
-    assert tree.tokens[:, 0].tolist() == [97, 98]
-    expected = [
-        [[candidates[row, step, rank] for step, rank in enumerate(choice)] for choice in choices]
-        for row in range(2)
-    ]
-    for row in range(2):
-        paths = [path_of(tree, row, node)[1:] for node in range(1, tree.num_nodes)]
-        found = [[int(tree.tokens[row, node]) for node in path] for path in paths]
-        assert sorted(found) == sorted(expected[row])
-
-
-@pytest.mark.parametrize("missing", [(1,), (0, 2)])
-def test_a_choice_without_its_parent_is_rejected(missing):
-    choices = {(0,), (1,), (0, 2), (1, 0), (0, 2, 1)} - {missing}
-    orphan = {(1,): (1, 0), (0, 2): (0, 2, 1)}[missing]
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (((0,), (0, 2), (1, 0)), "tree choice (1, 0) has no parent; add (1,)"),
+        (((0,), (1,), (0, 2, 1)), "tree choice (0, 2, 1) has no parent; add (0, 2)"),
+        (((0,), ()), "tree choice () is not a path of ranks;"),
+        (((0,), (0, -1)), "tree choice (0, -1) is not a path of ranks;"),
+    ],
+)
+def test_choices_that_are_not_a_tree_are_rejected(choices, message):
     with pytest.raises(SpecjaxError) as caught:
-        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), tuple(choices))
-    message = str(caught.value)
-    assert f"tree choice {orphan} has no parent; add {missing}" in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("choice", [(), (-1,), (0, -1)])
-def test_a_choice_that_is_not_a_path_is_rejected(choice):
-    with pytest.raises(SpecjaxError) as caught:
-        from_choices(jnp.array([0]), jnp.zeros((1, 3, 3), jnp.int32), ((0,), choice))
-    assert str(caught.value).startswith(f"tree choice {choice} is not a path of ranks;")
+        sorted_choices(choices)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -137,6 +110,7 @@ def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
     lengths = numbers.integers(0, 6, (BATCH, 6))
     root = numbers.integers(0, 4, BATCH)
     tree = merged(jnp.asarray(root), jnp.asarray(paths), jnp.asarray(lengths), num_nodes)
+    tree = jax.device_get(tree)
     assert_well_formed(tree)
     assert tree.num_nodes == num_nodes
     counts = []
@@ -144,7 +118,7 @@ def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
         given = [paths[row, path, :length].tolist() for path, length in enumerate(lengths[row])]
         tokens, parents, depth = trie(root[row], given, num_nodes)
         count = len(tokens)
-        assert tree.num_valid()[row] == count
+        assert tree.valid[row].sum() == count
         assert tree.tokens[row, :count].tolist() == tokens
         assert tree.parents[row, :count].tolist() == parents
         assert tree.depth[row, :count].tolist() == depth
@@ -174,6 +148,7 @@ def tree_of(parents: np.ndarray, **fields) -> DraftTree:
 
 
 def brute_force(tree: DraftTree) -> np.ndarray:
+    tree = jax.device_get(tree)
     seen = np.zeros((*tree.tokens.shape, tree.num_nodes), bool)
     for row, node in np.ndindex(*tree.tokens.shape):
         seen[row, node, path_of(tree, row, node)] = True
@@ -189,24 +164,25 @@ def random_parents(num_nodes: int, reach: int) -> np.ndarray:
     return parents
 
 
-@pytest.mark.parametrize("reach", [1, 2, 12])
-def test_ancestors_are_found_by_climbing(reach):
-    tree = tree_of(random_parents(12, reach))
-    deepest = int(tree.depth.max())
-    np.testing.assert_array_equal(ancestors(tree, deepest), brute_force(tree))
+climbed = jax.jit(ancestors, static_argnums=1)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 4, 7, 8])
+def test_ancestors_are_found_by_climbing():
+    tree = tree_of(np.concatenate([random_parents(12, reach) for reach in (1, 2, 12)]))
+    np.testing.assert_array_equal(climbed(tree, 11), brute_force(tree))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 7, 8])
 def test_the_root_is_an_ancestor_at_exactly_the_greatest_depth(depth):
     parents = np.arange(depth + 1)[None] - 1
-    as_tree, as_chain = tree_of(parents), tree_of(parents, is_chain=True)
     expected = np.tril(np.ones((1, depth + 1, depth + 1), bool))
-    np.testing.assert_array_equal(ancestors(as_tree, depth), expected)
-    np.testing.assert_array_equal(ancestors(as_chain, depth), expected)
+    for is_chain in (False, True):
+        found = climbed(tree_of(parents, is_chain=is_chain), depth)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_the_first_nodes_are_a_tree_themselves():
     tree = tree_of(random_parents(12, 4), draft_probs=jnp.zeros((4, 12, 3)))
     first = tree.first(5)
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(first)} == {(4, 5)}
-    np.testing.assert_array_equal(ancestors(first, 4), brute_force(tree)[:, :5, :5])
+    np.testing.assert_array_equal(climbed(first, 4), brute_force(tree)[:, :5, :5])

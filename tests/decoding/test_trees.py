@@ -1,6 +1,7 @@
 """Trees from one distribution per depth: against trees written down node by node."""
 
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import product
 
@@ -17,7 +18,7 @@ from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
 
 BATCH, DEPTHS, VOCABULARY, LENGTH = 2, 3, 7, 5
-LOGITS = 2 * jax.random.normal(jax.random.key(3), (BATCH, DEPTHS, VOCABULARY))
+LOGITS = np.asarray(2 * jax.random.normal(jax.random.key(3), (BATCH, DEPTHS, VOCABULARY)))
 CONTEXT = Context(
     jnp.arange(2 * LENGTH).reshape(BATCH, LENGTH) % VOCABULARY, jnp.full(BATCH, LENGTH)
 )
@@ -37,27 +38,29 @@ class Given(DepthTreeDrafter):
         raise NotImplementedError
 
 
-def tree_of(drafter: Given, sampling: Sampling):
+@partial(jax.jit, static_argnums=(0, 1))
+def made(drafter: Given, sampling: Sampling, logits=LOGITS):
+    """The tree of these logits, the noise of each depth, and the filtered laws."""
     draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, sampling)
-    tree = jax.device_get(drafter.tree_of(LOGITS, CONTEXT, draw))
+    noise = draw.noise(CONTEXT.length[:, None] + jnp.arange(DEPTHS)[None], VOCABULARY)
+    return drafter.tree_of(jnp.asarray(logits), CONTEXT, draw), noise, draw.filtered(logits)
+
+
+def tree_of(drafter: Given, sampling: Sampling, logits=LOGITS):
+    tree, noise, filtered = jax.device_get(made(drafter, sampling, logits))
     assert_well_formed(tree)
-    return tree, draw
+    return tree, noise, filtered
 
 
-@pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_dynamic_tree_is_the_most_likely_paths(sampling, share):
-    tree, draw = tree_of(Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=share), sampling)
+def test_a_dynamic_tree_is_the_most_likely_paths():
+    share, drafter = 0.8, Given(tree="dynamic", top_k=3, num_tokens=12, noise_share=0.8)
+    tree, noise, filtered = tree_of(drafter, SAMPLED)
+    softmax = lambda x: np.exp(x) / np.exp(x).sum()  # noqa: E731
     for row in range(BATCH):
         laws = []
-        for depth in range(DEPTHS):
-            blind = scores = np.asarray(LOGITS[row, depth], np.float64)
-            if not sampling.is_greedy:
-                noise = draw.noise(CONTEXT.length[:, None] + depth, VOCABULARY)[row, 0]
-                is_cut = np.isinf(draw.filtered(LOGITS[row, depth]))
-                scores = blind + sampling.temperature * (np.asarray(noise) - 2.0 * is_cut)
-            seeing, blind = (np.exp(x) / np.exp(x).sum() for x in (scores, blind))
-            laws.append(share * seeing + (1 - share) * blind)
+        for blind, heard, own in zip(LOGITS[row], noise[row], filtered[row], strict=True):
+            seeing = blind + SAMPLED.temperature * (heard - 2.0 * np.isinf(own))
+            laws.append(share * softmax(seeing) + (1 - share) * softmax(blind))
         likely = {
             path: np.prod([laws[d][token] for d, token in enumerate(path)])
             for count in range(1, DEPTHS + 1)
@@ -89,13 +92,10 @@ def best_first(laws: np.ndarray, count: int) -> list[tuple[float, tuple[int, ...
 def test_a_dynamic_tree_of_all_tokens_is_that_of_a_heap(has_ties):
     """Paths that tie for the last places may differ, but never without their parents."""
     drafter = Given(tree="dynamic", top_k=VOCABULARY, num_tokens=17)
-    draw = Draw(sequence_keys(jax.random.key(0), BATCH), CONTEXT.length, Sampling())
-    make = jax.jit(lambda logits: drafter.tree_of(logits, CONTEXT, draw))
     for number in range(20):
         logits = 2 * jax.random.normal(jax.random.key(number), (BATCH, DEPTHS, VOCABULARY))
         logits = jnp.round(logits) if has_ties else logits
-        tree, laws = jax.device_get(make(logits)), np.asarray(jax.nn.softmax(logits), np.float64)
-        assert_well_formed(tree)
+        tree, laws = tree_of(drafter, Sampling(), logits)[0], np.float64(jax.nn.softmax(logits))
         for row in range(BATCH):
             paths = found_paths(tree, row)
             popped = best_first(laws[row], len(paths))
@@ -109,8 +109,8 @@ def test_a_dynamic_tree_of_all_tokens_is_that_of_a_heap(has_ties):
 
 
 def test_drawn_siblings_are_distinct_and_carry_the_distribution_of_their_depth():
-    tree, draw = tree_of(Given(choices=CHOICES), REJECTION)
-    law = np.exp(np.asarray(draw.filtered(LOGITS)))
+    tree, _, filtered = tree_of(Given(choices=CHOICES), REJECTION)
+    law = np.exp(filtered)
     for row in range(BATCH):
         paths = [(), *found_paths(tree, row)]
         assert len(set(paths)) == len(paths)
@@ -130,11 +130,11 @@ def test_children_are_drawn_from_the_distribution_without_replacement():
     def first_two(key):
         draw = Draw(key[None], CONTEXT.length[:1], REJECTION)
         context = Context(CONTEXT.tokens[:1], CONTEXT.length[:1])
-        tree = drafter.tree_of(LOGITS[:1], context, draw)
+        tree = drafter.tree_of(jnp.asarray(LOGITS[:1]), context, draw)
         return tree.tokens[0, 1:3], tree.tokens[0, 3]
 
-    (pairs, below) = jax.vmap(first_two)(keys)
-    law = np.exp(np.asarray(REJECTION.filtered(LOGITS[0])))
+    (pairs, below) = jax.jit(jax.vmap(first_two))(keys)
+    law = np.exp(np.asarray(REJECTION.filtered(jnp.asarray(LOGITS[0]))))
     for tokens, depth in ((pairs[:, 0], 0), (below, 1)):
         found = np.bincount(np.asarray(tokens), minlength=VOCABULARY) / draws
         np.testing.assert_allclose(found, law[depth], atol=0.04)

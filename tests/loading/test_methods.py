@@ -79,10 +79,9 @@ def test_settings_of_parts_are_those_of_the_methods_they_name():
         METHODS.check("hybrid", {"copy": "pld", "copy.depth": 3})
 
 
-@pytest.mark.parametrize("assignment", ["num_tokens", "=3"])
-def test_an_assignment_has_a_name_and_a_value(assignment):
-    with pytest.raises(SpecjaxError, match="is not NAME=VALUE"):
-        METHODS.read_settings("pld", [assignment])
+def test_an_assignment_has_a_name():
+    with pytest.raises(SpecjaxError, match="'=3' is not NAME=VALUE"):
+        METHODS.read_settings("pld", ["=3"])
 
 
 # ---- Every setting runs, or is rejected before anything compiles ---------------------------------

@@ -67,8 +67,7 @@ def test_a_folder_gives_model_params_and_config(folder):
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
-    [(None, "float32"), ("bfloat16", "bfloat16"), (jnp.float16, "float16")],
+    ("asked", "given"), [(None, "float32"), ("bfloat16", "bfloat16"), (jnp.float16, "float16")]
 )
 def test_params_take_the_dtype_asked_for(folder, asked, given):
     params = targets.load(folder, dtype=asked).params
@@ -104,8 +103,6 @@ def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos, capsys
     [
         ("{", " is not valid JSON"),
         ("[]", " does not hold a JSON object; fix it"),
-        ('{"eos_token_id": 1.5}', ": `eos_token_id` must be"),
-        ('{"eos_token_id": "</s>"}', ": `eos_token_id` must be"),
         ('{"eos_token_id": [2, null]}', ": `eos_token_id` must be"),
     ],
 )
@@ -167,17 +164,13 @@ def test_a_sentencepiece_model_alone_makes_the_tokenizer(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        *(
-            (name, {}, f"{name!r} is not a target")
-            for name in ("pockett", "./missing", "a/b/c", "")
-        ),
+        *((name, {}, f"{name!r} is not a target") for name in ("pockett", "./missing", "")),
         ("n" * 300, {}, "cannot be read (File name too long); check the path"),
         ("~nosuch/x", {}, "there is no home folder ~nosuch; write the path in full"),
         ("tiny/model.safetensors", {}, "is not a target"),
-        ("tiny", {"revision": "main"}, "only hub ids have revisions"),
         ("pocket", {"revision": "main"}, "only hub ids have revisions"),
         ("pocket", {"padded_width": -1}, "`padded_width` must be at least 0"),
-        *(("tiny", {"dtype": dtype}, "`dtype` must be one of") for dtype in ("int8", "fp16")),
+        ("tiny", {"dtype": "int8"}, "`dtype` must be one of"),
     ],
 )
 def test_a_name_or_option_that_fits_nothing_is_rejected(
@@ -292,14 +285,12 @@ def test_what_was_downloaded_once_loads_without_network(folder, monkeypatch):
 
 def test_progress_bars_are_off_only_during_the_download(fake_hub, monkeypatch):
     seen = []
-    download = fake_hub.__call__
-    monkeypatch.setattr(
-        hub,
-        "snapshot_download",
-        lambda *args, **options: (
-            seen.append(hub.utils.are_progress_bars_disabled()) or download(*args, **options)
-        ),
-    )
+
+    def download(*args, **options):
+        seen.append(hub.utils.are_progress_bars_disabled())
+        return fake_hub(*args, **options)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
     targets.load(HUB_ID, progress=False)
     targets.load(HUB_ID, progress=True)
     assert seen == [True, True, False, False]

@@ -1,7 +1,5 @@
 """The files of tuned settings: what they keep, whose they are, and where they lie."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -62,19 +60,19 @@ def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():
     assert fingerprint(target(layers=3)[0].config, params) != OWNER
 
 
+NONE = "is not a file of `specjax tune`"
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         ("{", "is not valid JSON"),
         ("[]", "does not hold a JSON object"),
-        ("{}", "is not a file of `specjax tune`"),
-        (json.dumps({"target": "me", "settings": 3}), "is not a file of `specjax tune`"),
+        ("{}", NONE),
+        ('{"target": "me", "settings": 3}', NONE),
+        ('{"target": "me", "settings": {}, "induction_heads": [[1]]}', NONE),
         (
-            json.dumps({"target": "me", "settings": {}, "induction_heads": [[1]]}),
-            "is not a file of `specjax tune`",
-        ),
-        (
-            json.dumps({"target": "you", "settings": {}}),
+            '{"target": "you", "settings": {}}',
             r"was made for another model \(you, this one is me\); tune this target",
         ),
     ],

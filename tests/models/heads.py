@@ -33,7 +33,6 @@ from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
 TARGET = config_from({"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2})
-TARGET_PARAMS = Transformer(TARGET).initialise(jax.random.key(2))
 FORMATS = (EAGLE, EAGLE3, MEDUSA, HYDRA, PARALLEL)
 HEADS: dict[str, Any] = {  # by kind and variant
     "eagle": EagleHead(EagleConfig.for_target(TARGET)),
@@ -67,19 +66,19 @@ def format_of(name: str) -> HeadFormat:
     return found
 
 
-def drawn(head: Any) -> dict[str, Any]:
-    """Wide, biases and norms included, so that nothing is without effect."""
+def drawn(module: Any) -> dict[str, Any]:
+    """Wide params, biases and norms included, so that nothing is without effect."""
     numbers = np.random.default_rng(0)
-    shapes = jax.eval_shape(head.initialise, jax.random.key(0))
-    if any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(shapes)):  # draft tokens
-        shapes = head.initialise(jax.random.key(0))
 
     def draw(leaf):
-        if leaf.dtype != jnp.float32:
-            return leaf + 3
+        if leaf.dtype != jnp.float32:  # draft tokens
+            return jnp.arange(3, 3 + leaf.size, dtype=leaf.dtype)
         return jnp.float32((leaf.ndim == 1) + 0.2 * numbers.normal(size=leaf.shape))
 
-    return jax.tree.map(draw, shapes)
+    return jax.tree.map(draw, jax.eval_shape(module.initialise, jax.random.key(0)))
+
+
+TARGET_PARAMS = drawn(Transformer(TARGET))
 
 
 @cache

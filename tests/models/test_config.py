@@ -31,10 +31,13 @@ def read(folder, **changes) -> TransformerConfig:
     return read_config(folder)
 
 
-@pytest.mark.parametrize("key", ["type", "rope_type"])
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("linear", {"factor": 2.0}), ("dynamic", {"factor": 4.0}), ("llama3", LLAMA3)],
+    ("key", "kind", "settings"),
+    [
+        ("type", "linear", {"factor": 2.0}),
+        ("rope_type", "dynamic", {"factor": 4.0}),
+        ("type", "llama3", LLAMA3),
+    ],
 )
 def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
     new = read(tmp_path, rope_parameters={"rope_type": kind, "rope_theta": 5e5} | settings)
@@ -104,7 +107,6 @@ PHI3 = {"model_type": "phi3"}
     ("changes", "wrong"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'.* specjax supports llama, mistral"),
-        ({"model_type": ...}, "model_type None"),
         ({"hidden_act": "relu2"}, "'relu2'.*supports silu, gelu, gelu_pytorch_tanh"),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by gptq are not"),
         ({"num_local_experts": 8}, "num_local_experts 8: experts.*use a dense model"),
@@ -116,14 +118,12 @@ PHI3 = {"model_type": "phi3"}
         (PHI3 | {"rope_scaling": LONG | {"long_factor": None}}, "needs 'long_factor'.*add it to"),
         ({"hidden_size": ...}, "no 'hidden_size', which a llama model needs"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
-        ({"hidden_size": "192"}, "`hidden_size` must be a whole number, got '192'"),
         ({"hidden_size": 189, "num_attention_heads": 7}, "head_dim 27 is odd"),
         ({"rms_norm_eps": "1e-6"}, "`rms_norm_eps` must be a number, got '1e-6'"),
         ({"mlp_bias": "no"}, "`mlp_bias` must be true or false, got 'no'"),
         (MISTRAL | {"layer_types": PATTERN * 2}, "layer_types has 4 entries for 2 layers"),
         (MISTRAL | {"layer_types": ["linear"] * 2}, "layer_types has 'linear'"),
         ({"bos_token_id": [1]}, "`bos_token_id` must be a whole number or None"),
-        ({"eos_token_id": [2, 1.5]}, "`eos_token_id` must be"),
         ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "`factor` must be a number, got '2'"),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
@@ -143,6 +143,7 @@ def test_unsupported_configs_are_rejected_with_a_reason(tmp_path, changes, wrong
     [
         (b'{"model_type": ', "not valid JSON"),
         (b"[]", "object"),
+        (b'{"a": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", r"is not valid JSON \(.*recursion"),
     ],
 )
 def test_a_damaged_config_is_named(tmp_path, content, wrong):
@@ -163,16 +164,10 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
                 read_config(tmp_path)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", ["llama", "gpt_bigcode"])
 def test_a_size_that_no_model_has_is_refused_at_once(kind):
     given = GPT_BIGCODE if kind == "gpt_bigcode" else {"model_type": kind}
     for name in ("num_hidden_layers", "vocab_size", "hidden_size"):
         key = FAMILIES[kind].keys.get(name, name)
         with pytest.raises(SpecjaxError, match=f"`{name}` must be .* at most .*got 1000000000000"):
             config_from(values_of(**given | {key: 10**12}))
-
-
-def test_a_config_nested_deeply_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}")
-    with pytest.raises(SpecjaxError, match=r"config\.json is not valid JSON \(.*recursion"):
-        read_config(tmp_path)

@@ -12,8 +12,8 @@ from specjax.models.target import causal_rows
 from tests.decoding.tiny import target
 
 MODEL, WEIGHTS = target()
-FEATURES = jax.random.normal(jax.random.key(1), (1, 1, 3, MODEL.config.hidden_size))
-EACH, ALL = np.array([1.0, 30.0, 0.1]).reshape(1, 1, 3, 1), 30.0  # factors of the features
+FEATURES = np.random.default_rng(1).normal(size=(3, MODEL.config.hidden_size)).astype("float32")
+ONE, ALL, EACH = np.float32([[1, 1, 1], [30, 30, 30], [1, 30, 0.1]])[..., None]  # their factors
 
 
 @pytest.mark.parametrize(
@@ -26,23 +26,25 @@ EACH, ALL = np.array([1.0, 30.0, 0.1]).reshape(1, 1, 3, 1), 30.0  # factors of t
 )
 def test_norms_make_the_scale_of_features_irrelevant_and_keep_that_of_outputs(norms, ignores):
     head = Eagle3Head(Eagle3Config.for_target(MODEL.config, **norms))
-    params = jax.tree.map(lambda leaf: 3 * leaf, head.initialise(jax.random.key(0)))
+    numbers = np.random.default_rng(0)
+    draw = lambda leaf: 3.0 if leaf.ndim == 1 else 0.06 * numbers.normal(size=leaf.shape)  # noqa: E731
+    shapes = jax.eval_shape(head.initialise, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, draw(leaf), jnp.float32), shapes)
 
     @jax.jit
-    def draft(feature) -> list[jax.Array]:
-        """Returns the outputs of a chain of the head's own features."""
-        cache, outputs = KVCache.create(head.config.layers, 1, 3), []
-        for token in range(3):
-            rows = causal_rows(jnp.array([[token]]), cache.length)
+    def draft(params, feature) -> list[jax.Array]:
+        """Returns the outputs of chains of the head's own features."""
+        cache, outputs = KVCache.create(head.config.layers, 3, 2), []
+        for token in range(2):
+            rows = causal_rows(jnp.full((3, 1), token), cache.length)
             feature, cache = head.run(HeadWeights(params, MODEL, WEIGHTS), rows, feature, cache)
             cache = cache.advance(jnp.ones_like(cache.length))
             outputs.append(feature)
         return outputs
 
-    base = draft(FEATURES.reshape(1, 1, -1))
-    for factor in (ALL, EACH):
-        scaled = draft((FEATURES * factor).reshape(1, 1, -1))
-        is_same = np.allclose(scaled[0], base[0], rtol=1e-2)
+    first, second = draft(params, (FEATURES * np.stack([ONE, ALL, EACH])).reshape(3, 1, -1))
+    for row, factor in ((1, ALL), (2, EACH)):
+        is_same = np.allclose(first[row], first[0], rtol=1e-2)
         assert is_same == any(factor is ignored for ignored in ignores)
-    sizes = [float(np.sqrt(np.mean(output**2))) for output in base]
+    sizes = [float(np.sqrt(np.mean(output[0] ** 2))) for output in (first, second)]
     assert np.allclose(sizes, 3.0, rtol=1e-3) == ("norm_output" in norms)  # the norm's weights

@@ -6,7 +6,6 @@ a cache, as decoding does. `steps` is what HASS trains: whole texts at once, n s
 
 from dataclasses import replace
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -25,13 +24,8 @@ from specjax.models.transformer import Transformer
 BATCH, LENGTH, VOCAB, WIDTH, STEPS = 2, 9, 40, 32, 4
 LAYER = TransformerConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)  # two query heads to each key-value head
 TARGET = Transformer(LAYER)
-HEADS: dict[str, Any] = {
-    "one layer": EagleHead(EagleConfig(LAYER)),
-    "two layers, fc bias": EagleHead(
-        EagleConfig(replace(LAYER, num_hidden_layers=2), fc_bias=True)
-    ),
-}
-PLAIN, DEEP = HEADS.values()
+PLAIN: Any = EagleHead(EagleConfig(LAYER))
+DEEP: Any = EagleHead(EagleConfig(replace(LAYER, num_hidden_layers=2), fc_bias=True))
 
 
 class Texts(NamedTuple):
@@ -58,15 +52,16 @@ def texts(lengths: tuple[int, ...] = (LENGTH,), seed: int = 0) -> Texts:
 @cache
 def weights(head) -> tuple[Any, Any]:
     """Params of the head, large enough for its context to matter, and of the target."""
-    params = head.initialise(jax.random.key(1))
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    noisy = [
-        each * 6 if each.ndim == 2 else each + 0.3 * jax.random.normal(key, each.shape)
-        for key, each in zip(keys, leaves, strict=True)
-    ]
-    table = jax.random.normal(jax.random.key(3), (VOCAB, WIDTH))
-    return jax.tree.unflatten(structure, noisy), {"embed_tokens": {"weight": table}}
+    numbers = np.random.default_rng(1)
+
+    def draw(path, leaf):
+        noise = numbers.normal(size=leaf.shape)
+        is_norm = "norm" in jax.tree_util.keystr(path)
+        return jnp.asarray(0.12 * noise if leaf.ndim == 2 else is_norm + 0.3 * noise, leaf.dtype)
+
+    shapes = jax.eval_shape(head.initialise, jax.random.key(0))
+    table = {"embed_tokens": {"weight": jnp.asarray(numbers.normal(size=(VOCAB, WIDTH)), "f4")}}
+    return jax.tree_util.tree_map_with_path(draw, shapes), table
 
 
 def test_a_head_has_one_layer_like_the_targets_that_sees_all_of_the_text():
@@ -170,17 +165,6 @@ def gradients_differ_by(found, expected) -> float:
     return max(jax.tree.leaves(differences))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_every_step_predicts_what_a_draft_of_that_length_does(head):
-    expected, expected_gradient = truth(head)
-    found, gradient = loss_and_gradient(steps, head)
-    for first, second in pairwise(expected):
-        assert np.abs(first[:, 1:] - second[:, 1:]).max() > 0.1  # each step says something else
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert gradients_differ_by(gradient, expected_gradient) < 1e-5
-
-
 # ---- Mutants: the comparison above fails for wrong contexts --------------------------------------
 
 
@@ -256,72 +240,20 @@ def test_positions_that_count_steps_are_caught():
     assert np.abs(found - truth(PLAIN)[0]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_gradient_through_the_steps_is_caught():
     found, gradient = loss_and_gradient(partial(steps, detach=False), PLAIN)
     np.testing.assert_allclose(found, truth(PLAIN)[0], atol=1e-5)
     assert gradients_differ_by(gradient, truth(PLAIN)[1]) > 1e-3
 
 
-# ---- One pass, packed texts, padding -------------------------------------------------------------
-
-
-def test_one_step_is_one_pass_with_an_empty_cache():
-    """Only distances matter to RoPE, so a text may begin anywhere; but distances do."""
-    text, (params, target_params) = texts(seed=1), weights(DEEP)
-
-    @jax.jit
-    def one_pass(gap):
-        rows = causal_rows(text.tokens, jnp.full(BATCH, gap))
-        empty = KVCache.create(DEEP.config.layers, *text.tokens.shape)
-        given = HeadWeights(params, TARGET, target_params)
-        return DEEP.run(given, rows, text.features, empty)[0]
-
-    @jax.jit
-    def one_step(positions):
-        moved = text._replace(positions=positions)
-        return steps(DEEP, params, target_params, moved, num_steps=1)[0]
-
-    expected = one_pass(0)
-    np.testing.assert_allclose(one_step(text.positions), expected, atol=1e-5)
-    np.testing.assert_allclose(one_pass(5), expected, atol=1e-5)
-    for stretch in (0, 2):
-        assert np.abs(one_step(text.positions * stretch) - expected).max() > 1e-2
-
-
-def test_packed_texts_are_each_as_if_alone_and_are_caught_if_not():
+def test_packed_texts_are_each_drafted_alone_and_are_caught_if_not():
     """Positions alone do not separate texts; segments do."""
     together = texts((4, 4), seed=3)
     run = partial(jax.jit(partial(steps, DEEP)), *weights(DEEP))
+    draft = partial(jax.jit(partial(drafts, DEEP)), *weights(DEEP))
     found, merged = run(together), run(together._replace(segments=together.segments * 0))
-    np.testing.assert_allclose(merged[0, :, :4], found[0, :, :4], atol=1e-5)
     assert (np.abs(merged - found)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
     for place in (slice(4), slice(4, 8)):
-        alone = run(Texts(*(each[:, place] for each in together)))
+        alone = draft(Texts(*(each[:, place] for each in together)))
         np.testing.assert_allclose(found[:, :, place], alone, atol=1e-5)
-
-
-def test_padding_is_finite_and_changes_nothing():
-    """A row may end in padding, or be nothing else; its slots hold zeros."""
-    whole = texts(seed=4)
-    num_real = jnp.array([[6], [0]])
-    is_real = jnp.arange(LENGTH)[None] < num_real
-
-    def blank(values, empty=0):
-        return jnp.where(is_real if values.ndim == 2 else is_real[..., None], values, empty)
-
-    def total(params, text, counts):
-        predictions = steps(PLAIN, params, weights(PLAIN)[1], text)
-        counted = jnp.where(counts[None, ..., None], predictions**2, 0.0)
-        return jnp.sum(counted), predictions
-
-    measure = jax.jit(jax.grad(total, has_aux=True))
-    expected_gradient, expected = measure(weights(PLAIN)[0], whole, is_real)
-    for padding in (-1, 0):  # of the segments
-        padded = Texts(*(blank(each) for each in whole))
-        padded = padded._replace(segments=blank(whole.segments + 1, padding))
-        gradient, found = measure(weights(PLAIN)[0], padded, is_real)
-        assert np.isfinite(found).all()
-        np.testing.assert_allclose(found[:, 0, :6], expected[:, 0, :6], atol=1e-5)
-        assert gradients_differ_by(gradient, expected_gradient) < 1e-5
-        everywhere, _ = measure(weights(PLAIN)[0], padded, jnp.ones_like(is_real))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((gradient, everywhere)))

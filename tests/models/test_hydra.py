@@ -1,6 +1,7 @@
 """Hydra's heads and their prefix layer against the formulas, and what they say before training."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,16 @@ from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.target import causal_rows
-from tests.decoding.heads import hydra_head, hydra_logits
+from tests.decoding.heads import hydra_logits
 from tests.decoding.tiny import target
+from tests.models.heads import drawn
 from tests.models.test_transformer import literal_layer, literal_norm
 
 MODEL, TARGET_PARAMS = target()
 TABLE = TARGET_PARAMS["lm_head"]["weight"]
-FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
-EMBEDDED = jax.random.normal(jax.random.key(4), (2, 3, 4, 32))
-
-
-# ---- Heads ---------------------------------------------------------------------------------------
+NUMBERS = np.random.default_rng(3)
+FEATURES = jnp.asarray(NUMBERS.normal(size=(2, 3, 32)), jnp.float32)
+EMBEDDED = jnp.asarray(NUMBERS.normal(size=(2, 3, 4, 32)), jnp.float32)
 
 
 def weights_of(params) -> HeadWeights:
@@ -31,85 +31,81 @@ def weights_of(params) -> HeadWeights:
 
 @pytest.mark.parametrize("has_lm_heads", [True, False])
 def test_heads_compute_what_the_formula_says(has_lm_heads):
-    module, params = hydra_head(has_lm_heads=has_lm_heads)
+    module = HydraHeads(HydraConfig.for_target(MODEL.config, False, 4, 3, has_lm_heads))
+    params = drawn(module)
     assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 3
-    for depth in range(1, 5):
-        embedded = EMBEDDED[:, :, :depth]
-        logits = module.logits_at(weights_of(params), depth, FEATURES, embedded)
+
+    @jax.jit
+    def logits_of(params, features, embedded):
+        weights, depths = weights_of(params), range(1, 5)
+        return [module.logits_at(weights, n, features, embedded[:, :, :n]) for n in depths]
+
+    for depth, logits in enumerate(logits_of(params, FEATURES, EMBEDDED), 1):
         assert logits.shape == (2, 3, 40)
         for row in np.ndindex(2, 3):
-            feature, tokens = np.asarray(FEATURES[row]), np.asarray(embedded[row])
+            feature, tokens = FEATURES[row], EMBEDDED[row][:depth]
             expected = hydra_logits(module, params, feature, tokens, np.asarray(TABLE))
-            np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-3)
-
-
-# ---- The prefix layer ----------------------------------------------------------------------------
+            np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_prefix_layer_computes_what_the_formula_says():
-    module, params = hydra_head(has_prefix=True)
-    features = jax.random.normal(jax.random.key(5), (2, 7, 32))
-    rows = causal_rows(jnp.zeros((2, 7), jnp.int32), jnp.zeros(2, jnp.int32))
-    cache = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(weights_of(params), rows, features, cache)
+    module = HydraHeads(HydraConfig.for_target(MODEL.config, True, 1, 1))
+    params, rows = drawn(module), causal_rows(jnp.zeros((2, 3), int), jnp.zeros(2, int))
+    cache = KVCache.create(module.config.layers, 2, 5)
+    run = jax.jit(lambda params: module.run(weights_of(params), rows, FEATURES, cache))
+    found, cache = run(params)
     for row in range(2):
-        own, visible = np.asarray(features[row], np.float64), np.tri(7, dtype=bool)
+        own, visible = np.asarray(FEATURES[row], np.float64), np.tri(3, dtype=bool)
         expected = literal_layer(module.config.layers, params["layers_0"], own, visible)
         expected = literal_norm(module.config.layers, params["norm"], expected)
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(cache.positions[:, :7], rows.positions)
+    np.testing.assert_array_equal(cache.positions[:, :3], rows.positions)
 
 
 def test_without_a_prefix_layer_features_are_what_heads_read():
-    module, params = hydra_head()
-    rows = causal_rows(jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32))
+    module = HydraHeads(HydraConfig.for_target(MODEL.config))
+    rows = causal_rows(jnp.zeros((2, 3), int), jnp.zeros(2, int))
     empty = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(weights_of(params), rows, FEATURES, empty)
+    found, cache = module.run(weights_of({}), rows, FEATURES, empty)
     assert found is FEATURES and cache is empty and cache.keys == ()
-
-
-# ---- Params to begin with ------------------------------------------------------------------------
 
 
 def test_heads_begin_with_what_the_target_says_of_its_next_token():
     """And with little of the embeddings; a gradient reaches everything."""
     module = HydraHeads(HydraConfig.for_target(MODEL.config, num_heads=2, num_layers=2))
     params = module.initialise(jax.random.key(0), lm_head=TABLE)
-    embedded = TARGET_PARAMS["embed_tokens"]["weight"][jnp.arange(12).reshape(2, 3, 2)]
-    expected = MODEL.logits(TARGET_PARAMS, FEATURES)
-
-    def logits(params, depth, embedded):
-        own = embedded[:, :, :depth]
-        return module.logits_at(weights_of(params), depth, FEATURES, own)
-
-    for depth in (1, 2):
-        alone = logits(params, depth, jnp.zeros_like(embedded))
-        np.testing.assert_allclose(alone, expected, atol=1e-5)
-        along = np.abs(logits(params, depth, embedded) - alone).max()
-        assert 0 < along < 0.2 * np.abs(expected).max()
     assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
     np.testing.assert_array_equal(params["lm_heads_0"]["weight"], TABLE)
     np.testing.assert_array_equal(params["lm_heads_1"]["bias"], np.zeros(40))
 
-    def loss(params):
-        return sum(jnp.sum(logits(params, depth, embedded) ** 2) for depth in (1, 2))
+    @partial(jax.jit, static_argnums=2)
+    @partial(jax.grad, has_aux=True)
+    def gradient(params, factor, depth):
+        embedded = factor * TARGET_PARAMS["embed_tokens"]["weight"][: 6 * depth]
+        embedded = embedded.reshape(2, 3, depth, 32)
+        logits = module.logits_at(weights_of(params), depth, FEATURES, embedded)
+        return jnp.sum(logits**2), logits
 
-    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
-        assert np.abs(leaf).max() > 0  # training must not get stuck at zeros
+    expected = np.asarray(FEATURES) @ np.asarray(TABLE).T
+    for depth in (1, 2):
+        _, alone = gradient(params, 0.0, depth)
+        np.testing.assert_allclose(alone, expected, atol=1e-5)
+        slopes, logits = gradient(params, 1.0, depth)
+        assert 0 < np.abs(logits - alone).max() < 0.2 * np.abs(expected).max()
+        for name, leaves in slopes.items():  # training must not get stuck at zeros
+            is_used = name.endswith(f"_{depth - 1}")
+            assert all((np.abs(leaf).max() > 0) == is_used for leaf in jax.tree.leaves(leaves))
 
 
 def test_random_params_have_the_dtype_asked_for():
     module = HydraHeads(HydraConfig.for_target(MODEL.config, has_prefix=True, num_heads=2))
-    params = module.initialise(jax.random.key(0), jnp.bfloat16)
+    params = jax.jit(lambda key: module.initialise(key, jnp.bfloat16))(jax.random.key(0))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
-    features, embedded = FEATURES.astype(jnp.bfloat16), EMBEDDED.astype(jnp.bfloat16)
-    logits = module.logits_at(weights_of(params), 2, features, embedded[:, :, :2])
+    given = FEATURES.astype(jnp.bfloat16), EMBEDDED[:, :, :2].astype(jnp.bfloat16)
+    logits = jax.eval_shape(lambda params: module.logits_at(weights_of(params), 2, *given), params)
     assert logits.dtype == jnp.float32
-
-
-# ---- Settings ------------------------------------------------------------------------------------
 
 
 def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
@@ -124,11 +120,8 @@ def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
 
 
 @pytest.mark.parametrize("changes", [{"num_heads": 0}, {"num_layers": 0}])
-def test_there_must_be_heads_and_blocks(changes):
+def test_there_must_be_heads_and_blocks_and_one_prefix_layer_at_most(changes):
     with pytest.raises(SpecjaxError, match=f"`{next(iter(changes))}` must be at least 1"):
         HydraConfig.for_target(MODEL.config, **changes)
-
-
-def test_there_is_one_prefix_layer_at_most():
     with pytest.raises(SpecjaxError, match="a Hydra head with 2 prefix layers is not supported"):
         HydraConfig(MODEL.config)

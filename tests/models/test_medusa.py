@@ -8,12 +8,13 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
-from tests.decoding.heads import medusa_head, medusa_logits
+from tests.decoding.heads import medusa_logits
 from tests.decoding.tiny import target
+from tests.models.heads import drawn
 
 MODEL, TARGET_PARAMS = target()
 TABLE = MODEL.lm_head(TARGET_PARAMS)
-FEATURES = jax.random.normal(jax.random.key(3), (2, 3, 32))
+FEATURES = jnp.asarray(np.random.default_rng(3).normal(size=(2, 3, 32)), jnp.float32)
 
 
 def weights_of(params) -> HeadWeights:
@@ -22,26 +23,33 @@ def weights_of(params) -> HeadWeights:
 
 @pytest.mark.parametrize("has_lm_heads", [True, False])
 def test_heads_compute_what_the_formula_says(has_lm_heads):
-    module, params = medusa_head(has_lm_heads=has_lm_heads)
+    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, 4, 2, has_lm_heads))
+    params = drawn(module)
     assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 2
-    logits = module.logits(weights_of(params), FEATURES)
+
+    @jax.jit
+    def all_logits(params):
+        weights = weights_of(params)
+        fewer = module.logits(weights, FEATURES, num_depths=2)
+        return module.logits(weights, FEATURES), fewer, module.logits_at(weights, FEATURES, 3)
+
+    logits, fewer, third = all_logits(params)
     assert logits.shape == (2, 3, 4, 40)
     for row in np.ndindex(2, 3):
         expected = medusa_logits(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
-    fewer = module.logits(weights_of(params), FEATURES, num_depths=2)
     np.testing.assert_array_equal(fewer, logits[:, :, :2])
-    third = module.logits_at(weights_of(params), FEATURES, 3)
     np.testing.assert_array_equal(third, logits[:, :, 2])
 
 
 def test_heads_begin_with_what_the_target_says_of_its_next_token():
     module = MedusaHeads(MedusaConfig.for_target(MODEL.config, num_heads=2))
     params = module.initialise(jax.random.key(0), lm_head=TABLE)
+    assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
+
     logits = module.logits(weights_of(params), FEATURES)
     expected = MODEL.logits(TARGET_PARAMS, FEATURES)[:, :, None]
     np.testing.assert_array_equal(logits, np.broadcast_to(expected, logits.shape))
-    assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
 
     def loss(params):
         return jnp.sum(module.logits(weights_of(params), FEATURES) ** 2)
@@ -57,7 +65,9 @@ def test_random_params_are_those_of_the_module_in_the_dtype_asked_for():
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
     np.testing.assert_allclose(first.std(), 0.02, rtol=0.1)
-    logits = module.logits(weights_of(params), FEATURES.astype(jnp.bfloat16))
+    logits = jax.eval_shape(
+        lambda: module.logits(weights_of(params), FEATURES.astype(jnp.bfloat16))
+    )
     assert logits.dtype == jnp.float32
 
 

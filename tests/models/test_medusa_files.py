@@ -29,24 +29,17 @@ TIED = {
 }
 
 
-@pytest.mark.parametrize("has_lm_heads", [True, False])
-def test_the_authors_of_medusa_read_lm_heads_from_a_file_of_torch_only(tmp_path, has_lm_heads):
+@pytest.mark.parametrize("name", ["medusa", "medusa, no LM heads"])
+def test_the_authors_of_medusa_read_lm_heads_from_a_file_of_torch_only(tmp_path, name):
+    """Its config names the target, which they load."""
     torch = pytest.importorskip("torch")
-    name = "medusa" if has_lm_heads else "medusa, no LM heads"
-    folder = save(tmp_path / "head", name, "medusa")
-    file = "medusa_lm_head.pt" if has_lm_heads else "medusa_lm_head.safetensors"
+    folder = save(tmp_path / "head", name, "medusa", target_name="lmsys/vicuna-7b-v1.3")
+    assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
+    file = "medusa_lm_head.pt" if name == "medusa" else "medusa_lm_head.safetensors"
     assert {path.name for path in folder.iterdir()} == {"config.json", file}
-    if has_lm_heads:
+    if name == "medusa":
         tensors = torch.load(folder / file, weights_only=True)
         assert_same({name: each.numpy() for name, each in tensors.items()}, published(name))
-
-
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
-def test_the_authors_load_the_target_that_the_config_names(tmp_path, name):
-    pytest.importorskip("torch")
-    folder = save(tmp_path / "head", name, name, target_name="lmsys/vicuna-7b-v1.3")
-    assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
-    assert load(folder, name)[0].config == HEADS[name].config
 
 
 @pytest.mark.parametrize(
@@ -61,7 +54,9 @@ def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name,
     head = HEADS[name]
     layers = replace(head.config.layers, tie_word_embeddings=tied)
     head = type(head)(replace(head.config, layers=layers))
+    given = given | {"target_name": "lmsys/vicuna-7b-v1.3"}
     folder = save(tmp_path / "head", name, "hydra", head=head, **given)
+    assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
     assert {path.name for path in folder.iterdir()} == {"config.json", "hydra_lm_head.pt"}
     expected = published(name)
     if "no LM heads" in name:

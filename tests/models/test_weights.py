@@ -64,13 +64,13 @@ def test_every_dtype_is_read_from_every_form(tmp_path, save):
 
 
 @every_form
-@pytest.mark.parametrize("size", [0, 5, 100, -7], ids=["empty", "stub", "header", "end"])
-def test_a_truncated_file_is_named(tmp_path, save, size):
+def test_a_truncated_file_is_named(tmp_path, save):
     path = save(tmp_path)
-    path.write_bytes(path.read_bytes()[:size])
-    message = failure(tmp_path)
-    assert message.startswith(str(path))
-    assert message.endswith("download it again")
+    whole = path.read_bytes()
+    for size in (0, 5, 100, -7):  # the last two cut the header and the end
+        path.write_bytes(whole[:size])
+        message = failure(tmp_path)
+        assert message.startswith(str(path)) and message.endswith("download it again")
 
 
 def test_a_missing_shard_is_named(tmp_path):

@@ -2,9 +2,7 @@
 
 import jax
 import numpy as np
-import pytest
 
-import specjax
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.generate import speculative_generate
@@ -49,20 +47,3 @@ def test_generated_tokens_know_their_source():
                 assert text[source] == text[len(ids) + at]
         lone = np.flatnonzero((out.source[row] >= 0) & ~out.from_draft[row])
         assert out.from_draft[row, lone + 1].all(), "a root is attributed with what follows it"
-
-
-@pytest.mark.slow
-def test_plain_decoding_copies_nothing():
-    model, params = target()
-    drafter, drafter_params = specjax.load_drafter(
-        "plain", specjax.LoadedTarget(model, params, None, model.config, "tiny")
-    )
-    out = speculative_generate(
-        Params(params, drafter_params),
-        from_ids([[1, 2, 3]]),
-        jax.random.key(0),
-        target=model,
-        drafter=drafter,
-        max_new_tokens=8,
-    )
-    assert (out.source == NO_SOURCE).all()

@@ -164,7 +164,7 @@ class Killed(Exception):
 def test_a_killed_distillation_ends_with_the_same_file(answer, tmp_path):
     """With any remains and any size of the batch; lines may be in another order."""
     whole, cut, conversations = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl", many(19)
-    options = replace(SHORT, distill_temperature=0.8)
+    options = replace(SHORT, distill_temperature=1.0)
     answered = answer(conversations, whole.name, options, seed=3)
 
     def stop_after_nine(numbers):

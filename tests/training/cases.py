@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from specjax.decoding.drafter import Params
 from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
 from specjax.models.target import causal_rows
+from specjax.training import blocks
 from specjax.training.examples import Example
 from specjax.training.objectives.base import HeadTraining, Step, hidden_states
 from specjax.training.objectives.eagle import EagleTraining
@@ -149,10 +151,17 @@ class Case:
 
 
 @cache
-def measure_of(training: HeadTraining, head: Any, recompute: bool = False) -> Callable:
-    """Loss, metrics and gradient, compiled."""
+def measure_of(
+    training: HeadTraining, head: Any, recompute: bool = False, block_slots: int = 10
+) -> Callable:
+    """Loss, metrics and gradient, compiled; 12 slots of 2 rows make 3 blocks of 4."""
     loss = training.loss(head, TARGET, recompute)
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    def loss_in_blocks(*given):
+        with mock.patch.object(blocks, "BLOCK_SLOTS", block_slots):
+            return loss(*given)
+
+    return jax.jit(jax.value_and_grad(loss_in_blocks, has_aux=True))
 
 
 def definition(case: Case, predict: Any = None) -> tuple[Any, Any, list[dict[str, Any]]]:

@@ -11,9 +11,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.run_folder import TrainingRun, open_run
-from tests.training.test_loop import damage
-
-SCORES = {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None}
+from tests.training.test_loop import truncate
 
 
 def state(step: int) -> dict:
@@ -28,17 +26,12 @@ def saved(folder: Path, keep_last: int, scores) -> Checkpoints:
     return written
 
 
-@pytest.fixture
-def kept(tmp_path):
-    """Six checkpoints, three of them measured; the two newest and the best are left."""
-    with saved(tmp_path, 2, SCORES) as kept:
-        yield kept
-
-
-def test_a_corrupt_one_does_not_hide_the_others(kept, tmp_path):
+def test_a_corrupt_one_does_not_hide_the_others(tmp_path):
+    """Keeps the two newest of six checkpoints, and the best of the three that were measured."""
+    kept = saved(tmp_path, 2, {1: 1.5, 2: 3.0, 3: None, 4: 2.0, 5: None, 6: None})
     assert (kept.steps(), kept.scores()) == ([6, 5, 2], {2: 3.0})
-    damage(tmp_path, 2, "truncated")
-    with pytest.raises(SpecjaxError):
+    truncate(tmp_path, 2)
+    with kept, pytest.raises(SpecjaxError):
         kept.read(2, state(0))
     with Checkpoints(kept.place, keep_last=2) as again:
         assert again.steps() == [6, 5, 2]

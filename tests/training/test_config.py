@@ -1,34 +1,12 @@
-"""The bounds of all options of training, and those between several of them."""
+"""The options of training: how they combine, and the published defaults."""
 
 import pytest
 
-from specjax.core.settings import SettingError, check_setting
-from specjax.loading.methods import METHODS
-from specjax.run.distillation import DistillOptions
+from specjax.core.settings import SettingError
 from specjax.training.data import DataOptions
-from specjax.training.loop import LoopOptions
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
-from specjax.training.objectives.length_classifier import ClassifierTraining
 from specjax.training.objectives.medusa import MedusaTraining
-from specjax.training.optimizer import OptimizerOptions
-from tests.rejected import rejected_values
-
-TRAININGS = {method.training for method in METHODS.values() if method.training}
-OPTIONS = (DataOptions, LoopOptions, OptimizerOptions, ClassifierTraining, DistillOptions)
-REJECTED = [
-    (kind, name, value)
-    for kind in (*OPTIONS, *sorted(TRAININGS, key=lambda kind: kind.__name__))
-    for name, value in rejected_values(kind)
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "value"), REJECTED, ids=str)
-def test_a_value_out_of_bounds_is_rejected(kind, name, value):
-    with pytest.raises(SettingError) as caught:
-        check_setting(kind, name, value)
-    assert caught.value.field == name
-
 
 COMBINED = [
     (EagleTraining, {"noise": -1.0}, "noise"),  # the constructor checks fields

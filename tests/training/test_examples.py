@@ -42,10 +42,6 @@ COUNTING = "{{ messages | length }}: " + CHAT_ML
 FORGETFUL = CHAT_ML.replace(
     "{{ m['content'] }}", "{{ m['content'] if loop.last or m['role'] == 'user' }}"
 )
-SYSTEM_WORDS = (
-    "A| chat| between| a| curious| user| and| an| artificial| intelligence| assistant|.| The|"
-    " assistant| gives| helpful|,| detailed|,| and| polite| answers| to| the| user|'|s| questions|."
-)
 SPECIAL = ["<b>", "</s>", "<s>", "<e>", "<t>", "<unk>"]
 
 
@@ -102,19 +98,9 @@ def shown(example: Example, tokenizer) -> str:
     )
 
 
-fast_and_slow = pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=["fast", "slow"])
-
-
-@fast_and_slow
 @pytest.mark.parametrize(
     "template, conversation, expected",
     [
-        (
-            None,
-            TALK,
-            "<b>|" + SYSTEM_WORDS + "| USER|:| Hi| there| ASSISTANT|:|« Hello»|« you»|«</s>»|"
-            "USER|:| Bye| ASSISTANT|:|« Good»|« day»|«</s>»",
-        ),
         (
             None,
             WITH_SYSTEM,
@@ -147,11 +133,12 @@ fast_and_slow = pytest.mark.parametrize("wrap", [lambda fast: fast, Slow], ids=[
             "user|:| Bye|\n|assistant|:|« Good»|« day»|\n",
         ),
     ],
-    ids=["vicuna", "vicuna-system", "chat-ml", "llama-2", "thinking", "without-end"],
+    ids=["vicuna", "chat-ml", "llama-2", "thinking", "without-end"],
 )
-def test_answers_and_their_end_tokens_are_marked(template, conversation, expected, wrap):
-    tokenizer = wrap(words(template))
-    assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
+def test_answers_and_their_end_tokens_are_marked(template, conversation, expected):
+    fast = words(template)
+    for tokenizer in (fast, Slow(fast)):
+        assert shown(tokenize(conversation, tokenizer, 99), tokenizer) == expected
 
 
 def test_a_prompt_in_training_is_the_prompt_in_decoding(pocket_tokenizer):
@@ -171,15 +158,13 @@ def test_any_text_is_marked_exactly(pocket_tokenizer, template):
         tokenizer.add_special_tokens({"additional_special_tokens": ["<s>", "<e>"]})
     rng = random.Random(0)
     pieces = ["a", " ", "  ", "\n", "\n\n", "é", "🎉", "if x:", "\ue000", "", "assistant"]
-    for _ in range(60):
+    for _ in range(30):
         # Where no special token stands before the answer, line breaks would join the template's.
         first = "a" if template else ""
         texts = [first + "".join(rng.choices(pieces, k=rng.randrange(6))) for _ in range(4)]
         example = tokenize(talk(*texts), tokenizer, 999)
-        runs = np.flatnonzero(np.diff(example.is_answer, prepend=False, append=False)).reshape(
-            -1, 2
-        )
-        answers = [tokenizer.decode(example.tokens[first:last]) for first, last in runs]
+        ends = np.flatnonzero(np.diff(example.is_answer, prepend=False, append=False))
+        answers = [tokenizer.decode(example.tokens[slice(*run)]) for run in ends.reshape(-1, 2)]
         assert answers == [texts[1] + end, texts[3] + end]
         slow = tokenize(talk(*texts), Slow(tokenizer), 999)
         assert np.array_equal(slow.tokens, example.tokens)
@@ -205,16 +190,16 @@ def test_examples_are_cut_off():
     assert (whole.tokens.dtype, whole.is_answer.dtype) == (np.int32, bool)
 
 
-REJECTED = [
-    (COUNTING, TALK, r"writes the answer in turn 1, .* differently"),
-    (FORGETFUL, TALK, r"writes the answer in turn 1, .* differently"),
-    (LLAMA_2, WITH_SYSTEM, r"rejects messages .* system, user.*\(no system here\)"),
-    (None, Conversation((Turn("user", "x"),)), "no question with an answer"),
-    (None, Conversation((Turn("assistant", "x"),)), "no question with an answer"),
-]
-
-
-@pytest.mark.parametrize(("template", "conversation", "reason"), REJECTED)
+@pytest.mark.parametrize(
+    ("template", "conversation", "reason"),
+    [
+        (COUNTING, TALK, r"writes the answer in turn 1, .* differently"),
+        (FORGETFUL, TALK, r"writes the answer in turn 1, .* differently"),
+        (LLAMA_2, WITH_SYSTEM, r"rejects messages .* system, user.*\(no system here\)"),
+        (None, Conversation((Turn("user", "x"),)), "no question with an answer"),
+        (None, Conversation((Turn("assistant", "x"),)), "no question with an answer"),
+    ],
+)
 def test_a_conversation_that_cannot_be_learned_is_rejected(template, conversation, reason):
     with pytest.raises(SpecjaxError, match=reason):
         tokenize(conversation, words(template), 99)

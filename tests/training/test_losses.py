@@ -18,12 +18,12 @@ from specjax.training.losses import (
     top_loss,
 )
 from specjax.training.objectives.hass import HassTraining
+from tests.decoding.tiny import slow_except
 
 VOCAB, K, P = 13, 4, 0.8
 SHAPE = 3, 2, VOCAB  # of all logits, so that each loss is compiled once
 SOFT = "soft cross-entropy"  # tested along with the top losses
 LK = ("lk-lambda", "lk-alpha")
-MINIMAL_AT_TARGET = (SOFT, *LK, "normed-top-k-linear", "normed-top-k-softmax", "bild")
 
 
 def pairs(seed: int = 0):
@@ -54,12 +54,12 @@ def gradient_of(kind, logits, targets, k=K, p=P):
 # ---- The definitions ----------------------------------------------------------------------------
 
 
-def probabilities(logits) -> list[float]:
-    return shares(np.exp(np.subtract(logits, np.max(logits))))
-
-
 def shares(values) -> list[float]:
     return np.divide(values, np.sum(values)).tolist()
+
+
+def probabilities(logits) -> list[float]:
+    return shares(np.exp(np.subtract(logits, np.max(logits))))
 
 
 def by_likelihood(logits) -> list[int]:
@@ -214,18 +214,6 @@ def test_the_gradient_is_that_of_the_definition_and_spares_the_target(kind):
 
 
 @every_kind
-def test_the_minimum_lies_where_both_say_the_same_if_both_are_normalised(kind):
-    """The others pull the probability of all other tokens down as well."""
-    _, targets = pairs(seed=8)
-    at_targets = np.abs(gradient_of(kind, targets, targets)[0]).max()
-    assert (at_targets < 1e-6) == (kind in MINIMAL_AT_TARGET)
-    least = np.asarray(loss_of(kind, targets, targets))
-    for seed in range(5 if kind in MINIMAL_AT_TARGET else 0):
-        other = targets + jax.random.normal(jax.random.key(seed), targets.shape)
-        assert (np.asarray(loss_of(kind, other, targets)) > least).all()
-
-
-@every_kind
 def test_extreme_logits_give_finite_values_and_gradients(kind):
     numbers = np.random.default_rng(9)
     for pair in numbers.choice([-1e4, 0.0, 1e4], size=(7, 2, *SHAPE)):
@@ -238,18 +226,8 @@ def test_extreme_logits_give_finite_values_and_gradients(kind):
 # ---- LK losses ----------------------------------------------------------------------------------
 
 
-def test_a_certain_target_makes_the_overlaps_logarithm_a_cross_entropy():
-    logits, _ = pairs()
-    targets = jnp.where(jnp.arange(VOCAB)[None, None] == 3, 0.0, -jnp.inf)
-    targets = jnp.broadcast_to(targets, logits.shape)
-    expected = -jax.nn.log_softmax(logits)[..., 3]
-    np.testing.assert_allclose(loss_of("lk-alpha", logits, targets), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", LK)
-def test_an_lk_loss_is_0_at_full_overlap_and_finite_without_any(kind):
-    _, targets = pairs()
-    np.testing.assert_allclose(loss_of(kind, targets, targets), 0.0, atol=1e-6)
+def test_an_lk_loss_is_finite_without_overlap(kind):
     apart = jnp.array([[0.0, -1e4]]), jnp.array([[-1e4, 0.0]])
     assert loss_of(kind, *apart) > 10
     pull = gradient_of(kind, *apart)[0]
@@ -278,7 +256,7 @@ def test_an_lk_loss_over_a_draft_vocabulary_overlaps_with_the_whole_distribution
 # ---- Memory -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", TOP_LOSSES)
+@pytest.mark.parametrize("kind", slow_except(TOP_LOSSES, "bild", "recall-at-k"))
 def test_the_gradient_needs_no_copy_of_the_vocabulary_per_token_of_the_set(kind):
     k, shape = 64, (8, 4096)
     logits = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -1,31 +1,78 @@
-"""Details of single objectives: EAGLE's noise, EAGLE-3's draft vocabulary."""
+"""Details of objectives: features, EAGLE's noise, HASS's steps, EAGLE-3's draft vocabulary."""
+
+from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.decoding.drafter import Params
+from specjax.models.transformer import Transformer
 from specjax.training.losses import soft_cross_entropy
+from specjax.training.objectives.base import hidden_states
+from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.parallel_spec import ParallelMedusaTraining
 from tests.decoding import heads
+from tests.models import test_eagle_head as simulation
 from tests.training.cases import (
+    ALONE,
     CASES,
     EXAMPLES,
     FROZEN,
+    HASS,
     KEY,
     TABLE,
     TARGET,
     VOCAB,
     Case,
+    assert_same,
+    batch_of,
+    by_drafting,
     by_drafts,
     clean_features,
     counted,
+    definition,
     each_alone,
     noisy_features,
 )
 
 DRAFTED = tuple(range(1, VOCAB, 3))
+WINDOWED = Transformer(replace(TARGET.config, sliding_window=3))
+
+# ---- Features ------------------------------------------------------------------------------------
+
+
+def features(model=TARGET, params=FROZEN, **changes):
+    """Features of two rows, which hold one text, two texts, and padding."""
+    batch = batch_of() | changes
+    places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
+    read = jax.jit(hidden_states, static_argnums=(0, 2))
+    return read(model, params, (-1,), *places)[:, :, 0]
+
+
+def alone(model: Transformer) -> list[np.ndarray]:
+    """A plain pass over each text, with nothing around it."""
+    found = heads.features_of(Params(FROZEN, None), jnp.asarray(batch_of(ALONE)["tokens"]), model)
+    return [np.asarray(row[: len(each.tokens)]) for row, each in zip(found, EXAMPLES, strict=True)]
+
+
+def test_packed_texts_are_those_of_plain_passes():
+    expected = {model: alone(model) for model in (TARGET, WINDOWED)}
+    for model, of_texts in expected.items():
+        for found, own in zip(each_alone(features(model)), of_texts, strict=True):
+            np.testing.assert_allclose(found[: len(own)], own, atol=1e-5)
+    assert np.abs(expected[TARGET][0] - expected[WINDOWED][0]).max() > 0.1  # the window shows
+    merged = each_alone(features(segments=np.minimum(batch_of()["segments"], 1)))
+    assert np.abs(merged[2][:4] - expected[TARGET][2]).max() > 0.1  # texts that see each other
+
+
+def test_no_gradient_reaches_the_target():
+    gradient = jax.grad(lambda params: jnp.sum(features(params=params) ** 2))(FROZEN)
+    for leaf in jax.tree.leaves(gradient):
+        np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
 
 
 # ---- EAGLE --------------------------------------------------------------------------------------
@@ -50,6 +97,54 @@ def test_noise_of_no_width_is_none_and_only_features_carry_noise():
     """The definition in `test_objectives.py` has clean features to learn; here noise is large."""
     np.testing.assert_allclose(each_alone(noisy_features(0.0)), clean_features(), atol=1e-5)
     assert np.abs(noisy_features(0.2) - noisy_features(0.0)).max() > 1
+
+
+# ---- HASS ----------------------------------------------------------------------------------------
+
+
+@cache
+def measured(training: EagleTraining = HASS):
+    """Loss, gradient and metrics of the packed texts."""
+    return replace(CASES["hass"], training=training).measure()
+
+
+@pytest.mark.slow
+def test_a_gradient_between_steps_would_be_caught():
+    attached = partial(simulation.steps, detach=False)
+    expected, expected_gradient, _ = definition(
+        CASES["hass"], partial(by_drafting, drafts=attached)
+    )
+    loss, gradient, _ = measured()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert simulation.gradients_differ_by(gradient, expected_gradient) > 1e-2
+
+
+def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
+    def own_token(feature):
+        return jnp.argmax(TARGET.logits(FROZEN, feature), axis=-1)
+
+    own_draft = partial(simulation.draft_from, own_token=own_token)
+    monkeypatch.setattr(simulation, "draft_from", own_draft)
+    aligned = replace(HASS, token_alignment=1.0)
+    expected, expected_gradient, of_steps = definition(replace(CASES["hass"], training=aligned))
+    loss, gradient, metrics = measured(aligned)
+    assert_same((loss, gradient), (expected, expected_gradient))
+    accuracy = [step["accuracy"] for step in of_steps]
+    np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
+    assert abs(expected - measured()[0]) > 1e-1  # other tokens than the text's
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
+    drafted = jnp.arange(2 * 4000.0).reshape(2, 4000, 1)
+    text = -1 - drafted
+    segments = jnp.asarray(np.repeat(np.arange(8), 500)[None].repeat(2, axis=0))
+    training = replace(HASS, token_alignment=probability)
+    aligned = np.asarray(training.align_tokens(text, drafted, segments, KEY))
+    is_drafted = aligned >= 0
+    np.testing.assert_array_equal(aligned, np.where(is_drafted, drafted - 1, text))
+    assert not is_drafted[:, ::500].any()  # the first slot of a text has nothing before it
+    assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
 
 
 # ---- EAGLE-3 ------------------------------------------------------------------------------------

@@ -68,35 +68,35 @@ def hass(*steps: int) -> list[HassTraining]:
     return [HassTraining(align_steps=each) for each in steps]
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_what_gradients_need_grows_by_the_step(recompute):
+def test_what_gradients_need_grows_by_the_step():
     """Not by its square: steps see each other's keys and values, none has a copy for each other.
 
     But for diagonals: step n keeps n - 1 of keys and values moved by some slots, which is 1% here.
     """
-    by_step = growth(hass(1, 2, 3), recompute)
-    assert by_step[0] > 0
-    assert np.abs(np.diff(by_step)).max() < 0.02 * by_step[0]
+    for recompute in (False, True):
+        by_step = growth(hass(1, 2, 3), recompute)
+        assert by_step[0] > 0
+        assert np.abs(np.diff(by_step)).max() < 0.02 * by_step[0]
 
 
 @pytest.mark.parametrize(
     "trainings, own",
     [
         (hass(2, 3), 4 * 2 * Program.length * WIDTH),  # features
-        ([ParallelEagleTraining(num_masks=each) for each in (1, 2, 3)], 4 * WIDTH),  # a mask
+        ([ParallelEagleTraining(num_masks=each) for each in (2, 3)], 4 * WIDTH),  # a mask
     ],
     ids=["hass", "parallel-eagle"],
 )
 def test_recomputing_keeps_keys_and_values_of_each_step(trainings, own):
     """No `[T, T]` of attention, which is the most by far."""
     slots = 2 * Program.length
-    again, kept = (growth(trainings, recompute) for recompute in (True, False))
-    assert (again == again[0]).all()
+    (again,), (kept,) = (growth(trainings, recompute) for recompute in (True, False))
     slope = 4 * slots * WIDTH  # of what each step or depth predicts
-    assert again[0] <= 4 * slots * KEYS_AND_VALUES + slope + own + 100  # and a few scalars
-    assert kept.min() > 4 * slots * 4 * Program.length
+    assert again <= 4 * slots * KEYS_AND_VALUES + slope + own + 100  # and a few scalars
+    assert kept > 4 * slots * 4 * Program.length
 
 
+@pytest.mark.slow
 def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
     one, four = (Program(training, recompute=True).compiled() for training in hass(1, 4))
     assert one < four < 2 * one

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from specjax.loading.methods import METHODS
-from specjax.training import blocks
 from tests.models.test_eagle_head import gradients_differ_by
 from tests.training.cases import (
     CASES,
     FROZEN,
     HASS,
     KEY,
-    TARGET,
     VOCAB,
     WITH_FEATURES,
     assert_same,
@@ -39,7 +37,14 @@ def test_every_training_of_the_registry_has_a_case():
     ids=[*CASES, "parallel-medusa with features"],
 )
 def test_loss_and_gradient_are_those_of_the_definition(case):
-    """With packed and padded rows and noise; the definition takes one text at a time."""
+    """With packed and padded rows and noise; the definition takes one text at a time.
+
+    The logits of all slots never exist: they come in blocks.
+    """
+    run = measure_of(case.training, case.head)
+    program = str(run.trace(case.params, FROZEN, case.batch, KEY).jaxpr)
+    assert f"f32[2,4,{VOCAB}]" in program
+    assert f"[2,12,{VOCAB}]" not in program and f"[3,2,4,{VOCAB}]" not in program
     expected, expected_gradient, of_steps = definition(case)
     loss, gradient, metrics = case.measure()
     assert_same((loss, gradient), (expected, expected_gradient), tolerance=2e-5)
@@ -94,24 +99,13 @@ def test_slots_counted_elsewhere_would_be_caught(case, shift):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, "hass with token alignment"])
-def test_neither_blocks_nor_recomputing_change_anything(name, monkeypatch):
-    """12 slots a row are not a multiple of 5, the maximum for two rows of 10: 3 blocks of 4."""
+def test_neither_blocks_nor_recomputing_change_anything(name):
     case = CASES.get(name) or replace(CASES["hass"], training=replace(HASS, token_alignment=0.5))
-    whole, gradient, metrics = case.measure()
-    monkeypatch.setattr(blocks, "BLOCK_SLOTS", 10)
-    run = measure_of.__wrapped__(case.training, case.head, recompute=True)
-    (loss, found), slope = run(case.params, FROZEN, case.batch, KEY)
-    assert_same((loss, slope), (whole, gradient))
+    loss, gradient, metrics = case.measure()
+    run = measure_of(case.training, case.head, recompute=True, block_slots=512)
+    (whole, found), slope = run(case.params, FROZEN, case.batch, KEY)
+    assert_same((loss, gradient), (whole, slope))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found, metrics)
-
-
-@every_method
-def test_the_logits_of_all_slots_never_exist(case, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_SLOTS", 10)
-    loss = jax.value_and_grad(case.training.loss(case.head, TARGET), has_aux=True)
-    program = str(jax.make_jaxpr(loss)(case.params, FROZEN, case.batch, KEY))
-    assert f"f32[2,4,{VOCAB}]" in program
-    assert f"[2,12,{VOCAB}]" not in program and f"[3,2,4,{VOCAB}]" not in program
 
 
 @pytest.mark.slow

