@@ -193,6 +193,7 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     assert [value for value, _ in groupby(goes_on)] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_the_same_text_in_colour(generate, tiny, capsys, monkeypatch):
     text = generate("value value value", "--method", "pld")["text"]
     monkeypatch.setenv("FORCE_COLOR", "1")

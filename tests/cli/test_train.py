@@ -78,6 +78,7 @@ def test_draft_models_must_fit(tiny, tasks, tmp_path, error_line):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_another_tokenizer_drafts_shared_tokens(
     tiny, draft, generate, tmp_path, error_line
 ):

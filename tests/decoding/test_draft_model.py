@@ -190,6 +190,7 @@ def rejection_case() -> tuple[DraftModel, dict]:
     return DraftModel(model, Confidence(0.4), max_length=3), {"draft": draft, "rule": None}
 
 
+@pytest.mark.slow
 def test_drawn_drafts_keep_the_distribution():
     assert contract.p_value(*rejection_case()) > 1e-3
 

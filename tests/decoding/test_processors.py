@@ -144,7 +144,7 @@ def assert_logprobs(out, texts: np.ndarray, starts: np.ndarray) -> None:
     assert (processed.top[..., 0] >= processed.token - 1e-6).all()
 
 
-@pytest.mark.parametrize("name", slow_except(METHODS, "eagle2", "lookahead"))
+@pytest.mark.parametrize("name", slow_except(METHODS, "eagle2"))
 def test_every_method_generates_the_tokens_and_log_probabilities_of_plain_decoding(name):
     """Both temperatures in one program: the batch is there twice, with values per sequence."""
     drafter, known = of_method(name)
@@ -301,6 +301,7 @@ def p_value(monkeypatch, sampling: Sampling) -> float:
     return contract.p_value(PromptLookup(num_tokens=2), sampling=sampling)
 
 
+@pytest.mark.slow
 def test_rejection_keeps_the_distribution_of_the_processed_logits(monkeypatch):
     assert p_value(monkeypatch, Sampling(**STRONG, verification="rejection")) > 1e-3
 

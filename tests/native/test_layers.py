@@ -129,7 +129,7 @@ def test_native_layers_are_those_of_flax(monkeypatch, name, instructions):
     assert_close(run(model, native.pack_params(params), 2, 9, TAPS), expected, 2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
 def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, dtype):
     """With caches of either kind: of float32, and of the params' own dtype."""
     params = drawn_params(Transformer(LLAMA), dtype)

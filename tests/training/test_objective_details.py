@@ -119,6 +119,7 @@ def test_a_gradient_between_steps_would_be_caught():
     assert simulation.gradients_differ_by(gradient, expected_gradient) > 1e-2
 
 
+@pytest.mark.slow
 def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
     def own_token(feature):
         return jnp.argmax(TARGET.logits(FROZEN, feature), axis=-1)
