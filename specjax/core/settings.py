@@ -135,9 +135,13 @@ def field_texts(owner: type) -> dict[str, str]:
     """Returns the docstrings below the fields of a dataclass, inherited ones too, with bounds."""
     texts: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        if not dataclasses.is_dataclass(base) or base.__module__ == "types":  # of make_dataclass
+        if not dataclasses.is_dataclass(base):
             continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        try:
+            source = inspect.getsource(base)
+        except OSError:  # of make_dataclass
+            continue
+        definition = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(definition, ast.ClassDef)
         for field, text in pairwise(definition.body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
