@@ -8,6 +8,7 @@ import pytest
 from recipes import heads
 from recipes.pocket.heads import POCKET
 from recipes.smollm2.heads import SMOLLM2
+from recipes.smollm2.losses import COMPARISON
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead
 from specjax.core.errors import SpecjaxError
@@ -16,7 +17,7 @@ from specjax.loading.methods import METHODS
 from tests.decoding.tiny import slow_except
 
 WEIGHTS = pocket_folder().parent
-RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2) for name in recipe.runs]
+RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2, COMPARISON) for name in recipe.runs]
 QUICK = (POCKET, "hass-3-distilled"), (POCKET, "medusa-distilled"), (SMOLLM2, "eagle3-lk")
 
 
@@ -33,7 +34,8 @@ def test_the_commands_parse(recipe, name, monkeypatch):
     assert type(parsed.training) is METHODS[parsed.method].training
     assert parsed.out == Path("/runs") / name
     assert parsed.resume and parsed.loop.num_steps is not None
-    assert parsed.start == (f"/runs/{run.start}/head" if run.start else None)
+    named = parsed.start == (f"/runs/{run.start}/head" if run.start else None)
+    assert named or "--start" in run.settings
     assert parsed.data == (f"/runs/{run.texts}/distilled.jsonl" if run.texts else "texts.jsonl",)
     assert parsed.distill == (name == "hass-3-distilled")
     if name.startswith("hass-") and name[-1].isdigit():
