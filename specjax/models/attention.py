@@ -132,8 +132,8 @@ def attend_to_blocks(
     """Computes `attend`, up to rounding, block by block of slots; it has no gradients.
 
     There are more than `KEY_BLOCK` slots. Scores of a block stay in fast memory, and blocks beyond
-    the first `num_slots` slots, which no query sees, are not read. Results do not depend on
-    `num_slots`.
+    the first `num_slots` slots, which no query sees, are not read. All blocks have the same size,
+    so results depend neither on `num_slots` nor on the number of slots S.
     """
     batch, heads, count, width = query.shape
     if has_blocks(count):
@@ -143,28 +143,29 @@ def attend_to_blocks(
 
         return in_blocks(attend_block, (query, 2), (visible, 1))
     groups, slots = keys.shape[1:3]
-    num_blocks, rest = divmod(slots, KEY_BLOCK)
     grouped = query.reshape(batch, groups, heads // groups * count, width)
     rows = (batch, groups, heads // groups, count)  # XLA takes twice the time with heads at once
 
-    def add(number, carry, size=KEY_BLOCK):
+    def add(number, carry):
         top, total, mixed = carry
-        block_keys, block_values, seen = (
-            lax.dynamic_slice_in_dim(part, number * KEY_BLOCK, size, axis=2)
-            for part in (keys, values, visible)
-        )
-        scores = _scores(grouped, block_keys)
-        scores = scores.reshape(*rows, size) * (scale or width**-0.5)
+        first = number * KEY_BLOCK
+        start = jnp.minimum(first, slots - KEY_BLOCK)  # the last block begins in the one before
+
+        def block(part):
+            part = lax.dynamic_slice_in_dim(part, start, KEY_BLOCK, axis=2)
+            return jnp.roll(part, start - first, axis=2)  # what is left of the last block is first
+
+        seen = block(visible) & (jnp.arange(KEY_BLOCK)[None, None] < slots - first)
+        scores = _scores(grouped, block(keys)).reshape(*rows, KEY_BLOCK) * (scale or width**-0.5)
         scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), HIDDEN_SCORE)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
-        shared = weights.astype(values.dtype).reshape(batch, groups, -1, size)
-        part = _mixed(shared, block_values).reshape(mixed.shape)
+        shared = weights.astype(values.dtype).reshape(batch, groups, -1, KEY_BLOCK)
+        part = _mixed(shared, block(values)).reshape(mixed.shape)
         faded = jnp.exp(top - new_top)
         total = total * faded + jnp.sum(weights, axis=-1)
         return new_top, total, mixed * faded[..., None] + part
 
     blank = jnp.full(rows, HIDDEN_SCORE), jnp.zeros(rows), jnp.zeros((*rows, width))
-    sums = lax.fori_loop(0, jnp.minimum(-(-num_slots // KEY_BLOCK), num_blocks), add, blank)
-    _, total, mixed = add(num_blocks, sums, rest) if rest else sums
+    _, total, mixed = lax.fori_loop(0, -(-num_slots // KEY_BLOCK), add, blank)
     return (mixed / total[..., None]).reshape(query.shape)

@@ -304,20 +304,20 @@ def test_attention_in_blocks_is_attention_at_once(monkeypatch):
 
 
 def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch):
-    monkeypatch.setattr(attention, "KEY_BLOCK", 8)
+    monkeypatch.setattr(attention, "KEY_BLOCK", 64)
     monkeypatch.setattr(attention, "QUERY_BLOCK", 3)
-    shapes = [(2, 4, 6, 8), (2, 2, 20, 8), (2, 2, 20, 8)]
+    shapes = [(2, 4, 6, 8), (2, 2, 72, 8), (2, 2, 72, 8)]
     query, *stored = random_arrays(shapes)
-    at = np.asarray([[9], [11]]) + np.arange(6)  # the slots of the rows
-    distance = at[:, :, None] - np.arange(20)
-    visible = (distance >= 0) & (distance < 10)  # none of the first block, for some
+    at = np.asarray([[61], [63]]) + np.arange(6)  # the slots of the rows
+    distance = at[:, :, None] - np.arange(72)
+    visible = (distance >= 0) & (distance < 5)  # none of the first block, for some
     read = jax.jit(attention.attend_to_blocks, static_argnums=(5, 6))
-    found = read(query, *stored, visible, jnp.asarray(17), 0.5, 3.0)
+    found = read(query, *stored, visible, jnp.asarray(69), 0.5, 3.0)
     at_once = jax.jit(attention.attend, static_argnums=(4, 5))
     assert_close(found, at_once(query, *stored, visible, 0.5, 3.0)[0])
-    longer = [np.pad(each, ((0, 0), (0, 0), (0, 9), (0, 0))) for each in stored]
-    seen = np.pad(visible, ((0, 0), (0, 0), (0, 9)))
-    np.testing.assert_array_equal(read(query, *longer, seen, jnp.asarray(29), 0.5, 3.0), found)
+    longer = [np.pad(each, ((0, 0), (0, 0), (0, 67), (0, 0))) for each in stored]
+    seen = np.pad(visible, ((0, 0), (0, 0), (0, 67)))
+    np.testing.assert_array_equal(read(query, *longer, seen, jnp.asarray(139), 0.5, 3.0), found)
 
 
 @ONE_WAY
