@@ -123,7 +123,7 @@ class DecodingOptions(MethodOptions):
     """Generate JSON that this JSON schema allows, then end."""
     regex: str | None = None
     """Generate a text that matches this regular expression as a whole, then end."""
-    choices: Annotated[tuple[str, ...], arg(metavar="TEXT TEXT ...")] = ()
+    choices: Annotated[tuple[str, ...] | None, arg(metavar="TEXT TEXT ...")] = None
     """Generate one of these texts, then end."""
     verification: Literal["coupled", "rejection", "typical"] = "coupled"
     """coupled samples exactly plain decoding's tokens; rejection preserves only the distribution.

@@ -15,7 +15,7 @@ def load_grammar(
     *,
     json_schema: Mapping[str, Any] | None = None,
     regex: str | None = None,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | None = None,
 ) -> Automaton | None:
     """Returns the automaton of a grammar over the target's tokens; None without a grammar.
 
@@ -29,7 +29,7 @@ def load_grammar(
         SpecjaxError: if there are two of the three, or if one is invalid, not supported or too
             large; the message names the part.
     """
-    num_grammars = sum((json_schema is not None, regex is not None, bool(choices)))
+    num_grammars = 3 - (json_schema, regex, choices).count(None)
     if num_grammars == 0:
         return None
     if num_grammars > 1:
@@ -39,6 +39,8 @@ def load_grammar(
     if json_schema is not None:
         regex = schema_regex(json_schema)
     elif regex is None:
+        if not choices:
+            raise SpecjaxError("choices is empty; pass at least one text")
         regex = "|".join(map(literal, choices))
     tokenizer = target.require_tokenizer()
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731

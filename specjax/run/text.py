@@ -121,7 +121,7 @@ def _parts(
     rounds_per_call: int = ROUNDS_PER_CALL,
     json_schema: Mapping[str, Any] | None = None,
     regex: str | None = None,
-    choices: Sequence[str] = (),
+    choices: Sequence[str] | None = None,
     **settings: Any,
 ) -> Iterator[list[Completion]]:
     target = target if isinstance(target, LoadedTarget) else load(target)

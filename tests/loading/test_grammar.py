@@ -228,3 +228,5 @@ def test_a_grammar_is_one_of_three_kinds(pocket):
     assert load_grammar(pocket) is None
     with pytest.raises(SpecjaxError, match="keep one of them"):
         load_grammar(pocket, regex="a", choices=["b"])
+    with pytest.raises(SpecjaxError, match="choices is empty"):
+        load_grammar(pocket, choices=[])
