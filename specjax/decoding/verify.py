@@ -7,6 +7,7 @@ distribution only. `typical`: any token that is likely enough is accepted (Medus
 neither tokens nor distribution are those of plain decoding.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -44,12 +45,7 @@ def verify(
     elif draw.sampling.is_lossy:
         verification = _typical(tree, logits, draw, root_slot, max_depth)
     else:
-        after, place = root_slot[:, None] + tree.depth + 1, None
-        if max_depth + 1 < tree.num_nodes:  # nodes of one depth share their noise
-            after = root_slot[:, None] + jnp.arange(1, max_depth + 2)[None, :]
-            place = tree.depth
-        target_tokens = best_token(draw.perturbed(logits, after, place=place))
-        verification = follow(tree, target_tokens, max_depth)
+        verification = _coupled(tree, logits, draw, root_slot, max_depth)
     # A slice per sequence: a gather with an index per token would cost as much as the argmax.
     best = jax.vmap(lambda logits, path, count: jnp.max(logits[path[count]]))(
         logits, verification.path, verification.num_accepted
@@ -76,6 +72,58 @@ def _logprobs(
         TokenLogProbs.of(jax.nn.log_softmax(raw.astype(jnp.float32)), tokens, count),
         TokenLogProbs.of(draw.filtered(processed), tokens, count),
     )
+
+
+def _coupled(
+    tree: DraftTree,
+    logits: Float[Array, "B N V"],
+    draw: Draw,
+    root_slot: Int[Array, " B"],
+    max_depth: int,
+) -> Verification:
+    """Accepts the nodes that carry the target's token after their parent."""
+
+    def at_once() -> Verification:
+        after, place = root_slot[:, None] + tree.depth + 1, None
+        if max_depth + 1 < tree.num_nodes:  # nodes of one depth share their noise
+            after = root_slot[:, None] + jnp.arange(1, max_depth + 2)[None, :]
+            place = tree.depth
+        return follow(tree, best_token(draw.perturbed(logits, after, place=place)), max_depth)
+
+    def node_by_node() -> Verification:
+        def token_after(node: Int[Array, " B"]) -> Int[Array, " B"]:
+            after = root_slot + jnp.take_along_axis(tree.depth, node[:, None], axis=1)[:, 0] + 1
+            rows = jax.vmap(lambda rows, at: rows[at])(logits, node)
+            return best_token(draw.perturbed(rows[:, None], after[:, None]))[:, 0]
+
+        return walk(tree, token_after, max_depth)
+
+    if draw.sampling.is_greedy:
+        return at_once()
+    # On a CPU a draw costs more than a step of a loop.
+    return lax.platform_dependent(cpu=node_by_node, default=at_once)
+
+
+def walk(
+    tree: DraftTree, token_after: Callable[[Int[Array, " B"]], Int[Array, " B"]], max_depth: int
+) -> Verification:
+    """Accepts what `follow` accepts, with the target's tokens after the accepted nodes alone.
+
+    Of siblings with the same token the first is accepted.
+    """
+
+    def step(state):
+        last = state[0]
+        token = token_after(last)
+        is_next = (tree.parents == last[:, None]) & (tree.tokens == token[:, None])
+        is_next &= tree.valid
+        found = jnp.any(is_next, axis=1)
+        return jnp.where(found, jnp.argmax(is_next, axis=1), last), token, found
+
+    root = jnp.zeros(tree.tokens.shape[:1], jnp.int32)
+    start = root, root, jnp.ones(root.shape, bool)
+    last, bonus, _ = lax.while_loop(lambda state: jnp.any(state[2]), step, start)
+    return _path_to(last, bonus, tree, ancestors(tree, max_depth), max_depth)
 
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], max_depth: int) -> Verification:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree, Verification
-from specjax.decoding.verify import follow, reject, verify
+from specjax.decoding.verify import follow, reject, verify, walk
 from tests.decoding.test_tree import path_of
 from tests.decoding.tiny import from_choices
 
@@ -181,8 +183,14 @@ def random_trees(seed: int, num_tokens: int = TOKENS) -> tuple[DraftTree, np.nda
     return tree, numbers.normal(0, 0.7, (ROWS, NODES, num_tokens)).astype(np.float32)
 
 
-def test_following_the_wanted_tokens_equals_the_walk_node_by_node():
-    follow_all, longest = jax.jit(partial(follow, max_depth=3)), 0
+def walk_by(tree: DraftTree, wanted: jax.Array, max_depth: int) -> Verification:
+    after = lambda node: jnp.take_along_axis(wanted, node[:, None], axis=1)[:, 0]  # noqa: E731
+    return walk(tree, after, max_depth)
+
+
+@pytest.mark.parametrize("rule", [follow, walk_by])
+def test_following_the_wanted_tokens_equals_the_walk_node_by_node(rule):
+    follow_all, longest = jax.jit(partial(rule, max_depth=3)), 0
     for seed in range(4):
         tree, logits = random_trees(seed, num_tokens=4)
         wanted = logits.argmax(axis=-1)
@@ -194,6 +202,16 @@ def test_following_the_wanted_tokens_equals_the_walk_node_by_node():
             assert found.bonus[row] == bonus
             longest = max(longest, len(path))
     assert longest == 4, "no trial went to the end of a path"
+
+
+def test_a_cpu_draws_the_tokens_of_the_path_that_others_draw_after_all_nodes(monkeypatch):
+    tree, logits = random_trees(0)
+    sampling = Sampling(temperature=0.8, top_k=4)
+    given = tree, jnp.asarray(logits), draws(ROWS, sampling), jnp.full(ROWS, START), 3
+    one_by_one = verify(*given)
+    assert 0 < jnp.mean(one_by_one.num_accepted) < 3
+    monkeypatch.setattr(lax, "platform_dependent", lambda *, cpu, default: default())
+    chex.assert_trees_all_equal(verify(*given), one_by_one)
 
 
 # ---- typical -----------------------------------------------------------------------------------
