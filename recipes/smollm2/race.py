@@ -35,7 +35,7 @@ The lighthouse stands on a rock two miles from the shore. Its keeper climbs the 
 evening to light the lamp, and he writes the weather in a book. In winter the waves are so high \
 that no boat can land, and he has to live on what he has stored."""
 COLUMNS, LINE, WIDTH = 54, 16, 400  # characters of a line; its height, and a panel's width
-PAUSE = 2.0  # seconds until the animation begins anew
+PAUSE = 2.0  # seconds until the animation restarts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Options:
 
 
 class Run(NamedTuple):
-    """What a method generated."""
+    """The text that a method generated."""
 
     name: str
     pieces: list[tuple[float, str]]  # seconds since the start, and the text that came then
@@ -65,7 +65,7 @@ def main(options: Options) -> None:
     target = load(options.target)
     runs = [measure(target, method, options) for method in (PLAIN, options.method)]
     if len({"".join(text for _, text in run.pieces) for run in runs}) > 1:
-        raise SpecjaxError(f"{options.method} generated another text than plain decoding")
+        raise SpecjaxError(f"{options.method} generated a different text from plain decoding")
     write_whole(FILE, drawing(runs, machine()).encode())
 
 
@@ -74,7 +74,7 @@ def measure(target: LoadedTarget, method: str, options: Options) -> Run:
     for _ in range(2):
         pieces, length, start = [], 0, time.perf_counter()
         settings = {"chat": True, "max_new_tokens": options.max_new_tokens}
-        for part in stream_text(target, PROMPT, method, rounds_per_call=2, **settings):
+        for part in stream_text(target, PROMPT, method, rounds_per_call=4, **settings):
             pieces.append((time.perf_counter() - start, part.text[length:]))
             length = len(part.text)
     return Run(method, pieces, len(part.tokens))
@@ -109,7 +109,9 @@ def lines_of(run: Run) -> list[list[tuple[float, str]]]:
     """Returns the text in lines of at most `COLUMNS` characters, in pieces with their times."""
     times = [seconds for seconds, piece in run.pieces for _ in piece]
     lines, place = [], 0
-    for words in wrap("".join(text for _, text in run.pieces), COLUMNS, drop_whitespace=False):
+    for words in wrap(
+        "".join(text for _, text in run.pieces), COLUMNS, expand_tabs=False, drop_whitespace=False
+    ):
         timed = zip(times[place:], words, strict=False)
         pieces = groupby(timed, key=itemgetter(0))
         lines.append([(seconds, "".join(word for _, word in part)) for seconds, part in pieces])

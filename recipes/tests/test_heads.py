@@ -1,6 +1,7 @@
 """The commands that train the heads of pocket and of SmolLM2."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,8 @@ def test_the_commands_parse(recipe, name, monkeypatch):
     assert type(parsed.training) is METHODS[parsed.method].training
     assert parsed.out == Path("/runs") / name
     assert parsed.resume and parsed.loop.num_steps is not None
-    named = parsed.start == (f"/runs/{run.start}/head" if run.start else None)
-    assert named or "--start" in run.settings
+    start = dict(pairwise(run.settings)).get("--start")
+    assert parsed.start == (f"/runs/{run.start}/head" if run.start else start)
     assert parsed.data == (f"/runs/{run.texts}/distilled.jsonl" if run.texts else "texts.jsonl",)
     assert parsed.distill == (name == "hass-3-distilled")
     if name.startswith("hass-") and name[-1].isdigit():

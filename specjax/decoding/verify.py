@@ -107,18 +107,15 @@ def _coupled(
 def walk(
     tree: DraftTree, token_after: Callable[[Int[Array, " B"]], Int[Array, " B"]], max_depth: int
 ) -> Verification:
-    """Accepts what `follow` accepts, with the target's tokens after the accepted nodes alone.
-
-    Of siblings with the same token the first is accepted.
-    """
+    """Accepts the path of `follow` if siblings differ, but draws after accepted nodes alone."""
 
     def step(state):
         last = state[0]
-        token = token_after(last)
+        token = token_after(last).astype(jnp.int32)
         is_next = (tree.parents == last[:, None]) & (tree.tokens == token[:, None])
         is_next &= tree.valid
-        found = jnp.any(is_next, axis=1)
-        return jnp.where(found, jnp.argmax(is_next, axis=1), last), token, found
+        has_next, next = jnp.any(is_next, axis=1), jnp.argmax(is_next, axis=1).astype(jnp.int32)
+        return jnp.where(has_next, next, last), token, has_next
 
     root = jnp.zeros(tree.tokens.shape[:1], jnp.int32)
     start = root, root, jnp.ones(root.shape, bool)

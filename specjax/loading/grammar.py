@@ -29,7 +29,7 @@ def load_grammar(
         SpecjaxError: if there are two of the three, or if one is invalid, not supported or too
             large; the message names the part.
     """
-    num_grammars = 3 - (json_schema, regex, choices).count(None)
+    num_grammars = sum(part is not None for part in (json_schema, regex, choices))
     if num_grammars == 0:
         return None
     if num_grammars > 1:

@@ -149,11 +149,11 @@ def attend_to_blocks(
     def add(number, carry):
         top, total, mixed = carry
         first = number * KEY_BLOCK
-        start = jnp.minimum(first, slots - KEY_BLOCK)  # the last block begins in the one before
+        start = jnp.minimum(first, slots - KEY_BLOCK)  # the last block overlaps the one before
 
         def block(part):
             part = lax.dynamic_slice_in_dim(part, start, KEY_BLOCK, axis=2)
-            return jnp.roll(part, start - first, axis=2)  # what is left of the last block is first
+            return jnp.roll(part, start - first, axis=2)  # its new slots move to the front
 
         seen = block(visible) & (jnp.arange(KEY_BLOCK)[None, None] < slots - first)
         scores = _scores(grouped, block(keys)).reshape(*rows, KEY_BLOCK) * (scale or width**-0.5)

@@ -118,6 +118,7 @@ def test_requests_that_make_no_sense_are_rejected(target, prompt, options, messa
         (("--logit-bias", "320=1", "--json"), "logit_bias holds token id 320, outside"),
         (("--logprobs", "3"), "--logprobs is part of the JSON output; add --json or --prompts"),
         (("--regex", "a", "--choices", "b"), "keep one of them"),
+        (("--choices",), "choices is empty; pass at least one text"),
         (("--regex", "a", "--ignore-eos"), "ends with an end token"),
         (("--regex", "("), "regular expression '(' is not supported"),
         (("--json-schema", "missing.json"), "missing.json cannot be read"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from specjax.decoding.per_sequence import per_sequence
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import DraftTree, Verification
 from specjax.decoding.verify import follow, reject, verify, walk
@@ -204,14 +205,21 @@ def test_following_the_wanted_tokens_equals_the_walk_node_by_node(rule):
     assert longest == 4, "no trial went to the end of a path"
 
 
-def test_a_cpu_draws_the_tokens_of_the_path_that_others_draw_after_all_nodes(monkeypatch):
+@pytest.mark.parametrize("temperatures", [(0.8,), (0.8, 0.0)], ids=["one", "two"])
+def test_drawing_node_by_node_accepts_what_drawing_at_once_accepts(monkeypatch, temperatures):
+    samplings = [Sampling(temperature=each, top_k=4) for each in temperatures]
+    sampling, values = per_sequence(samplings * (ROWS // len(samplings)), TOKENS)
     tree, logits = random_trees(0)
-    sampling = Sampling(temperature=0.8, top_k=4)
-    given = tree, jnp.asarray(logits), draws(ROWS, sampling), jnp.full(ROWS, START), 3
-    one_by_one = verify(*given)
+    draw = replace(draws(ROWS, sampling), values=values)
+
+    def verified_by(rule):
+        monkeypatch.setattr(lax, "platform_dependent", lambda **rules: rules[rule]())
+        with jax.enable_x64(True):
+            return verify(tree, jnp.asarray(logits), draw, jnp.full(ROWS, START), 3)
+
+    one_by_one = verified_by("cpu")
     assert 0 < jnp.mean(one_by_one.num_accepted) < 3
-    monkeypatch.setattr(lax, "platform_dependent", lambda *, cpu, default: default())
-    chex.assert_trees_all_equal(verify(*given), one_by_one)
+    chex.assert_trees_all_equal(verified_by("default"), one_by_one)
 
 
 # ---- typical -----------------------------------------------------------------------------------
