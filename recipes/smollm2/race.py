@@ -71,10 +71,10 @@ def main(options: Options) -> None:
 
 def measure(target: LoadedTarget, method: str, options: Options) -> Run:
     """Generates the text twice, first to compile, and returns the second run."""
+    settings = {"chat": True, "max_new_tokens": options.max_new_tokens, "rounds_per_call": 4}
     for _ in range(2):
         pieces, length, start = [], 0, time.perf_counter()
-        settings = {"chat": True, "max_new_tokens": options.max_new_tokens}
-        for part in stream_text(target, PROMPT, method, rounds_per_call=4, **settings):
+        for part in stream_text(target, PROMPT, method, **settings):
             pieces.append((time.perf_counter() - start, part.text[length:]))
             length = len(part.text)
     return Run(method, pieces, len(part.tokens))
@@ -98,9 +98,8 @@ def drawing(runs: Sequence[Run], device: str) -> str:
             spans = "".join(_span(text, seconds / whole, whole) for seconds, text in line)
             place = f'x="{left}" y="{(6 + row) * LINE}" style="white-space: pre"'
             parts.append(f"<text {place}>{spans}</text>")
-    note = (
-        f"SmolLM2-135M-Instruct on {device}; the same {runs[0].num_tokens} tokens, prefill included"
-    )
+    same = f"the same {runs[0].num_tokens} tokens, prefill included"
+    note = f"SmolLM2-135M-Instruct on {device}; {same}"
     parts.append(f'<text x="{LINE}" y="{height - LINE}" fill="#8a93a3">{note}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
@@ -108,10 +107,9 @@ def drawing(runs: Sequence[Run], device: str) -> str:
 def lines_of(run: Run) -> list[list[tuple[float, str]]]:
     """Returns the text in lines of at most `COLUMNS` characters, in pieces with their times."""
     times = [seconds for seconds, piece in run.pieces for _ in piece]
+    text = "".join(piece for _, piece in run.pieces)
     lines, place = [], 0
-    for words in wrap(
-        "".join(text for _, text in run.pieces), COLUMNS, expand_tabs=False, drop_whitespace=False
-    ):
+    for words in wrap(text, COLUMNS, expand_tabs=False, drop_whitespace=False):
         timed = zip(times[place:], words, strict=False)
         pieces = groupby(timed, key=itemgetter(0))
         lines.append([(seconds, "".join(word for _, word in part)) for seconds, part in pieces])

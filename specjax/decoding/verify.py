@@ -112,10 +112,10 @@ def walk(
     def step(state):
         last = state[0]
         token = token_after(last).astype(jnp.int32)
-        is_next = (tree.parents == last[:, None]) & (tree.tokens == token[:, None])
-        is_next &= tree.valid
-        has_next, next = jnp.any(is_next, axis=1), jnp.argmax(is_next, axis=1).astype(jnp.int32)
-        return jnp.where(has_next, next, last), token, has_next
+        is_child = tree.valid & (tree.parents == last[:, None])
+        agrees = is_child & (tree.tokens == token[:, None])
+        goes_on, child = jnp.any(agrees, axis=1), jnp.argmax(agrees, axis=1).astype(jnp.int32)
+        return jnp.where(goes_on, child, last), token, goes_on
 
     root = jnp.zeros(tree.tokens.shape[:1], jnp.int32)
     start = root, root, jnp.ones(root.shape, bool)
