@@ -61,35 +61,53 @@ def examine(claim: Claim, evidence: Evidence) -> ClaimLine:
         return ClaimLine(claim, None, str(error))
 
 
-def report(
-    papers: Mapping[str, Sequence[ClaimLine]], about: Mapping[str, Any], alarms: Sequence[str]
-) -> str:
-    """Formats the claims of each paper as Markdown."""
+Lines = Mapping[str, Sequence[ClaimLine]]  # of each paper
+
+
+def claims_of(folder: Path) -> Lines:
+    """Compares all claims with a folder."""
+    evidence = read_evidence(folder)
+    return {
+        paper: [examine(claim, evidence) for claim in claims] for paper, claims in PAPERS.items()
+    }
+
+
+def count_of(papers: Lines) -> str:
+    """Counts the verdicts in a sentence."""
     count = Counter(line.verdict for lines in papers.values() for line in lines)
+    return ", ".join(f"{verdict.value}: {count[verdict]}" for verdict in Verdict) + "."
+
+
+def tables_of(papers: Lines, level: str = "##") -> str:
+    """Formats the claims of each paper as Markdown."""
+    parts = []
+    for paper, lines in papers.items():
+        rows = [(line.claim.text, line.claim.published, line.ours, line.verdict) for line in lines]
+        parts.append(f"{level} {paper}\n\n{table(HEADER, rows)}")
+    return "\n\n".join(parts)
+
+
+def report(papers: Lines, about: Mapping[str, Any], alarms: Sequence[str]) -> str:
+    """Formats the claims, and what they are about, as Markdown."""
     parts = ["# The papers' claims, measured"]
     if alarms:
         parts.append("\n".join(["**WRONG WITH THESE RESULTS**", "", *(f"- {a}" for a in alarms)]))
     facts = ("target", "dtype", "device", "tasks", "num_prompts", "runs", "max_new_tokens")
     parts += [
-        ", ".join(f"{verdict.value}: {count[verdict]}" for verdict in Verdict) + ".",
+        count_of(papers),
         "; ".join(f"{name} {about[name]}" for name in facts if name in about),
         f"    {about.get('command', '')}",
         RULE,
+        tables_of(papers),
     ]
-    for paper, lines in papers.items():
-        rows = [(line.claim.text, line.claim.published, line.ours, line.verdict) for line in lines]
-        parts.append(f"## {paper}\n\n{table(HEADER, rows)}")
     return "\n\n".join(parts) + "\n"
 
 
 def run(options: ClaimsOptions) -> None:
     """Prints the report, and writes it to `--out`."""
     folder = expand_user(options.folder)
-    results, evidence = read_results(folder), read_evidence(folder)
-    papers = {
-        paper: [examine(claim, evidence) for claim in claims] for paper, claims in PAPERS.items()
-    }
-    text = report(papers, results.about, problems(results.rows))
+    results = read_results(folder)
+    text = report(claims_of(folder), results.about, problems(results.rows))
     print(text)
     if options.out:
         path = expand_user(options.out)

@@ -14,17 +14,28 @@ from benchmarks.claims.traces import read_traces
 from recipes.pocket import edits
 from specjax.bench.measure import Sample
 from specjax.bench.results import Point, read_results, read_samples
-from specjax.bench.summary import Measurement
+from specjax.bench.summary import Measurement, last_task_rows
 from specjax.run.tasks import COMPLETE
 
 EDITS = edits.KINDS  # input-guided: most of the output stands in the prompt
 FREE = (COMPLETE,)
 ALL_KINDS = (*EDITS, *FREE)
-LENGTH_RULES = {  # variants of a draft model, and their setting
-    "disco": "rule=disco",
-    "heuristic": "rule=heuristic",
-    "static-5": "length=5",
-    "static-opt": "rule=fixed",
+
+
+class Variant(NamedTuple):
+    """A method with a setting."""
+
+    method: str
+    setting: str
+
+
+STATIC = "static-"  # variants with drafts of a fixed length
+VARIANTS = {
+    "disco": Variant("draft-model", "rule=disco"),
+    "heuristic": Variant("draft-model", "rule=heuristic"),
+    **{f"{STATIC}{n}": Variant("draft-model", f"length={n}") for n in (1, 2, 3, 5, 8)},
+    "blind": Variant("eagle2", "noise_share=0"),  # to the noise, as the published tree is
+    "blind-hass": Variant("hass", "noise_share=0"),
 }
 NUM_DRAWS = 2000
 INTERVAL = (5, 95)  # percent of the draws
@@ -92,14 +103,21 @@ class Evidence:
         of_method = self.samples.get(temperature, {}).get(method, ())
         runs = [run for run in of_method if run.batch[0].kind in on]
         if not runs:
-            if method in LENGTH_RULES:
-                settings = f"{method}=draft-model --set {method}.{LENGTH_RULES[method]}"
+            if method in VARIANTS:
+                variant = VARIANTS[method]
+                settings = f"{method}={variant.method} --set {method}.{variant.setting}"
                 raise NotMeasured(f"specjax bench --methods {settings} --out FOLDER")
             methods = "all" if method != "plain" else "plain"
             raise NotMeasured(
                 f"specjax bench --methods {methods} --temperature {temperature:g} --out FOLDER"
             )
         return runs
+
+    def best_static(self) -> str:
+        """Returns the variant with the fixed draft length that is fastest over all tasks."""
+        rows = last_task_rows(self.rows.get(0.0, ()))
+        speeds = {row.method: row.ratio for row in rows if row.method.startswith(STATIC)}
+        return max(speeds, key=speeds.__getitem__, default=f"{STATIC}5")
 
     def trace(self, method: str) -> Mapping[str, Any]:
         """Returns the times of a method's rounds; raises NotMeasured."""

@@ -7,6 +7,7 @@ GPUs of another size. A claim without a check names the command that would measu
 from typing import NamedTuple
 
 from benchmarks.claims.checks import (
+    BEST_STATIC,
     AcceptsMore,
     AcceptsMoreDeeper,
     Check,
@@ -43,7 +44,6 @@ def _threshold(value: float) -> Spot:
 
 BEST_HEADS = Spot("number of heads", "accepted length", "best")
 ALL_HEADS, ONE_LAYER = Spot("layer", "max", "all"), Spot("layer", "max", "best")
-BLIND = "specjax bench --temperature 1 --methods eagle2,blind=eagle2 --set blind.noise_share=0"
 DEEP = 3  # depth from which drafts count as deep
 
 PLD_PLUS = (
@@ -150,7 +150,7 @@ DISCO = (
     Claim(
         "the classifier's draft lengths are faster than the best static one",
         "1.11x: 10.3% less latency (table 5)",
-        Faster("disco", "static-opt"),
+        Faster("disco", BEST_STATIC),
     ),
     Claim("faster than drafts of 5", "1.06x to 1.26x (table 1)", Faster("disco", "static-5")),
     Claim(
@@ -318,9 +318,13 @@ SPECJAX = (
     Claim(
         "EAGLE-2's tree that knows the noise is accepted further than the published one, T=1",
         "published trees do not know it",
-        BLIND,
+        AcceptsMore("eagle2", "blind", temperature=1.0),
     ),
-    Claim("the same with HASS's head", "published trees do not know it", BLIND),
+    Claim(
+        "the same with HASS's head",
+        "published trees do not know it",
+        AcceptsMore("hass", "blind-hass", temperature=1.0),
+    ),
 )
 
 PAPERS = {

@@ -5,14 +5,15 @@ the last prompt, and keeps the figures in FOLDER, where `benchmarks.claims` read
 compiled separately, which takes minutes; a round then takes a little longer than in one program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from tyro.conf import UseAppendAction, arg
 
 from benchmarks.harness import at_least_1, main, requests_for, table
 from specjax import load, notebook
@@ -34,6 +35,7 @@ class TraceOptions:
     out: Path  # folder for the figures
     target: str = "pocket"  # pocket, a folder in Hugging Face format, or a hub id
     methods: str = "all"  # as in `specjax bench --methods`
+    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
     tasks: str = "pocket"  # as in `specjax bench --tasks`
     max_new_tokens: int = 128  # new tokens per prompt at most
 
@@ -78,15 +80,22 @@ def run(options: TraceOptions) -> None:
     folder, target = writable_folder(options.out), load(options.target)
     first, *others = requests_for(target, options.tasks, 1, options.max_new_tokens)
     prompts = [first, *others[-1:]]
-    bench = BenchOptions(methods=options.methods, max_new_tokens=options.max_new_tokens)
+    bench = BenchOptions(
+        methods=options.methods, set=options.set, max_new_tokens=options.max_new_tokens
+    )
     runners = make_runners(target, bench, prompts, Condition(0.0, 1))
     methods = trace(runners, [prompt.ids for prompt in prompts])
     RunFolder(folder).write_json(TRACES, {"methods": methods})
+    print(table_of(methods))
+
+
+def table_of(methods: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the milliseconds of each part of a round by method."""
     rows = [
         [one["method"], *(f"{1e3 * one[f'{part}_seconds']:.3f}" for part in notebook.PARTS)]
         for one in methods
     ]
-    print(table(["ms per round, medians", *notebook.PARTS], rows))
+    return table(["ms per round, medians", *notebook.PARTS], rows)
 
 
 if __name__ == "__main__":

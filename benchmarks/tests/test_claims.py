@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.claims.__main__ import HEADER, ClaimsOptions, examine, run
 from benchmarks.claims.checks import (
+    BEST_STATIC,
     AcceptsMore,
     AcceptsMoreDeeper,
     Check,
@@ -117,6 +118,13 @@ def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
     assert finding.spread == pytest.approx(tuple(np.percentile(ratios, (50, 25, 75))))
 
 
+def test_a_draft_length_is_compared_with_the_fastest_fixed_one():
+    groups = [runs("disco"), runs("static-2", seconds=(0.5,) * 7), runs("static-5")]
+    finding = Faster("disco", BEST_STATIC)(measured(runs(PLAIN), *groups))
+    assert (finding.verdict, finding.spread.figure) == (Verdict.FAILS, pytest.approx(0.5))
+    assert finding.ours.endswith("static-2")
+
+
 def test_equal_lengths_are_close_but_not_more():
     found = measured(runs("new", SOME), runs("old", SOME))
     assert AcceptsMore("new", "old")(found).verdict == Verdict.UNDECIDED
@@ -160,6 +168,8 @@ def test_depths_are_counted_from_the_histogram():
     finding = AcceptsMoreDeeper("flat", "steep", 3)(measured(steep, flat))
     assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
     assert finding.verdict == Verdict.HOLDS
+    with pytest.raises(NotMeasured, match="more than 5 tokens"):  # no draft is that long
+        AcceptsMoreDeeper("flat", "steep", 5)(measured(steep, flat))
 
 
 def curves_of(**series: dict) -> list[Curve]:

@@ -28,7 +28,7 @@ def machine() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = models[0] if models else name
-    return f"{name}, {num_cores()} cores"
+    return f"{name}, {num_cores()} core" + "s" * (num_cores() > 1)
 
 
 def num_cores() -> int:
