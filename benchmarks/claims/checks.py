@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.claims.evidence import (
     ALL_KINDS,
+    BEST_STATIC,
     MARGIN,
     Evidence,
     Finding,
@@ -21,8 +22,6 @@ from benchmarks.claims.evidence import (
 )
 from specjax.bench.measure import PLAIN, GeneratedText, Sample
 from specjax.bench.summary import last_task_rows
-
-BEST_STATIC = "static"
 
 
 class Check(ABC):
@@ -64,7 +63,7 @@ class Faster(Check):
         ratios = [ratio for pairs in paired_speeds(*groups).values() for ratio in pairs]
         low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
         spread = Spread(middle, low, high)
-        ours = f"speed x {spread}" + f", {second}" * (second != self.second)
+        ours = f"speed x {spread}" + f" over {second}" * (second != self.second)
         return Finding(spread, ours, decide(spread, self.bar, len(ratios)))
 
 
@@ -152,7 +151,8 @@ class AcceptsMoreDeeper(Check):
         names = self.first, self.second
         columns = [self._counts(evidence.runs(name, ALL_KINDS, 0.0)) for name in names]
         if not all(column[:, 1].any() for column in columns):
-            raise NotMeasured(f"drafts of more than {self.depth} tokens")
+            settings = " ".join(f"--set {name}.depth={self.depth}" for name in names)
+            raise NotMeasured(f"specjax bench --methods all {settings} --out FOLDER")
         return _compared(np.hstack(columns), 1.0)
 
     def _counts(self, runs: Sequence[Sample]) -> PerPrompt:

@@ -1,29 +1,25 @@
-"""Measures pocket with all methods as published, and writes docs/results/pocket.md.
+"""Measures all methods and claims on pocket: python -m benchmarks.claims.pocket --out FOLDER
 
-    python -m recipes.pocket.results --out FOLDER
-
-Trees have the sizes of the papers, not those that suit a CPU. All methods and some variants run in
-turn; then the settings of PLD+ are swept, the parts of rounds are timed, and the papers' claims are
-compared with all that. It takes a quarter of an hour on two cores. Repeat the command to go on
-where it was interrupted; another revision or machine needs another folder.
+Trees have the published sizes, not those that suit a CPU. All methods and some variants run in
+turn, the settings of PLD+ are swept, the parts of rounds are timed, and the papers' claims are
+compared with all that. It takes a quarter of an hour on two cores, and writes
+docs/results/pocket.md. Repeat the command to go on where it was interrupted; another revision or
+machine needs another folder.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-from tyro.conf import arg
 
 from benchmarks.claims import ablations, traces
-from benchmarks.claims.__main__ import claims_of, count_of, tables_of
+from benchmarks.claims.curves import read_curves
 from benchmarks.claims.evidence import RULE, VARIANTS
+from benchmarks.claims.report import claims_of, count_of, tables_of
 from benchmarks.harness import main, table
-from specjax import LoadedTarget, load
+from specjax import LoadedTarget, SpecjaxError, load
 from specjax.bench.checks import problems
 from specjax.bench.measure import PLAIN
-from specjax.bench.options import BenchOptions, default_methods
+from specjax.bench.options import BenchOptions
 from specjax.bench.results import FinishedResults, read_results
 from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, Measurement
@@ -34,77 +30,84 @@ from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "pocket.md"
-TEMPLATE = Path(__file__).with_name("page.md")
+TEMPLATE = Path(__file__).with_name("pocket.md")
 UNSUITED = ("grammar", "auto")  # one needs a grammar, the other is another method
+NUM_CURVES = 4  # of the ablations
 TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Options:
-    """Measure pocket, and write its page."""
+class PocketOptions:
+    """The options of this benchmark."""
 
-    out: Annotated[Path, arg(metavar="FOLDER")]
-    limit: int = 4
-    """Prompts of each kind of task."""
-    max_new_tokens: int = 128
-    """New tokens per prompt at most."""
-    page: Annotated[Path, arg(metavar="FILE")] = PAGE
+    out: Path  # folder of the figures
+    limit: int = 4  # prompts of each kind of task
+    max_new_tokens: int = 128  # new tokens per prompt at most
+    page: Path = PAGE  # the page to write
 
 
-def run(options: Options) -> None:
+def run(options: PocketOptions) -> None:
     """Measures what is missing, and writes the page."""
+    commit = revision()
+    if commit is None or commit.endswith("-dirty"):
+        raise SpecjaxError("the page names a revision of the code; commit your changes first")
     use_compilation_cache()
-    folder, target = RunFolder(expand_user(options.out), "results.json"), load("pocket")
+    folder = RunFolder(expand_user(options.out), "about.json")
     with folder.lock():
-        folder.claim({"revision": revision(), "machine": machine(), "versions": versions()})
-        measure(folder.path / "bench", target, options)
+        folder.claim({"revision": commit, "machine": machine(), "versions": versions()})
+        measure(folder.path / "bench", load("pocket"), options)
         text = page_of(folder.path / "bench")
     with writable(options.page):
         write_whole(options.page, text.encode())
     print(f"written to {options.page}")
 
 
-def measure(out: Path, target: LoadedTarget, options: Options) -> None:
+def measure(out: Path, target: LoadedTarget, options: PocketOptions) -> None:
     """Measures what the folder lacks."""
-    names = default_methods(target.model, has_parts=True)
-    methods = {name: name for name in names if name not in UNSUITED}
+    methods = {name: name for name in METHODS if name not in UNSUITED}
     variants = {name: variant.method for name, variant in VARIANTS.items()}
-    settings = tuple(f"{name}.{variant.setting}" for name, variant in VARIANTS.items())
+    varied = tuple(f"{name}.{variant.setting}" for name, variant in VARIANTS.items())
+    num_new = options.max_new_tokens
     bench = BenchOptions(
         methods=",".join([*methods, *map("=".join, variants.items())]),
-        set=published(methods | variants, target) + settings,
+        set=published(methods | variants, target) + varied,
         limit=options.limit,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=num_new,
         temperature=",".join(f"{t:g}" for t in TEMPERATURES),
         runs=1,
         out=out,
     )
-    run_bench(partial(load, "pocket"), bench)
-    if not traces.read_traces(out):
-        num_new = options.max_new_tokens
+    run_bench(lambda: target, bench)
+    if len(read_curves(out)) < NUM_CURVES:
         ablations.run(ablations.AblationOptions(out, limit=options.limit, max_new_tokens=num_new))
-        settings, names = published(methods, target), ",".join(methods)
+    if not traces.read_traces(out):
+        names, settings = ",".join(methods), published(methods, target)
         traces.run(traces.TraceOptions(out, methods=names, set=settings, max_new_tokens=num_new))
 
 
 def published(methods: Mapping[str, str], target: LoadedTarget) -> tuple[str, ...]:
-    """Returns the published values of the settings that a CPU replaces, in the form of --set."""
+    """Returns the published values of what a CPU replaces, also in parts, in the form of --set."""
+    named = dict(methods)
+    for name, method in methods.items():
+        settings = METHODS[method].settings
+        named |= {f"{name}.{part}": settings[part] for part in METHODS[method].parts}
     return tuple(
         f"{name}.{setting}={value}"
-        for name, method in methods.items()
+        for name, method in named.items()
         for setting, value in METHODS[method].published(target.config).items()
     )
 
 
 def page_of(folder: Path) -> str:
-    """Returns the page of what a folder holds."""
+    """Returns the page of what a folder holds; raises SpecjaxError if figures are wrong."""
     results, claims = read_results(folder), claims_of(folder)
-    about, alarms = results.about, problems(results.rows)
-    facts = ("dtype", "machine", "products", "num_prompts", "max_new_tokens")
+    about = results.about
+    wrong = [line for line in problems(results.rows) if not line.startswith("USELESS")]
+    if wrong:
+        raise SpecjaxError(f"{folder}: {'; '.join(wrong)}")
+    facts = ("dtype", "machine", "products", "num_prompts", "max_new_tokens", "revision")
     return TEMPLATE.read_text(encoding="utf-8").format(
         **{name: about[name] for name in facts},
-        revision=about["revision"][:12],
-        alarms=" ".join(alarms) or "All texts equal those of plain decoding, token for token.",
         methods=method_table(results),
         parts=traces.table_of(traces.read_traces(folder).values()),
         count=count_of(claims),
@@ -122,8 +125,8 @@ def method_table(results: FinishedResults) -> str:
     rows = [
         [
             f"`{name}`",
-            *(f"{at[t].mean_accepted_length:.2f}" if t in at else "-" for t in TEMPERATURES),
-            *(f"{at[t].ratio:.2f}x" if t in at else "-" for t in TEMPERATURES),
+            *(f"{at[t].mean_accepted_length:.2f}" for t in TEMPERATURES),
+            *(f"{at[t].ratio:.2f}x" for t in TEMPERATURES),
         ]
         for name, at in sorted(found.items(), key=lambda item: -item[1][0.0].mean_accepted_length)
     ]
@@ -131,4 +134,4 @@ def method_table(results: FinishedResults) -> str:
 
 
 if __name__ == "__main__":
-    main(run, Options, __doc__)
+    main(run, PocketOptions, __doc__)
