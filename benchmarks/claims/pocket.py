@@ -2,7 +2,7 @@
 
 Trees have the published sizes, not those that suit a CPU. All methods and some variants run in
 turn, the settings of PLD+ are swept, the parts of rounds are timed, and the papers' claims are
-compared with all that. It takes a quarter of an hour on two cores, and writes
+compared with all that. It takes ten minutes on two cores, and writes
 docs/results/pocket.md. Repeat the command to go on where it was interrupted; another revision or
 machine needs another folder.
 """
