@@ -51,7 +51,9 @@ def ablations(workload: Workload) -> Mapping[tuple[str, str], Mapping[str, Mappi
     return {
         ("PLD+ (h) and PLD over K (Figure 4)", "num_tokens"): {
             "PLD+ (h)": {count: replace(hidden, num_tokens=count) for count in NUM_TOKENS},
-            "PLD": {count: PromptLookup(count) for count in NUM_TOKENS},
+            "PLD": {  # which as published drafts nothing where K tokens do not follow
+                count: PromptLookup(count, allow_shorter=True) for count in NUM_TOKENS
+            },
         },
         ("PLD+ (h) over thresholds (Table 7)", "min_similarity"): {
             "accepted length": {x: replace(hidden, min_similarity=x) for x in THRESHOLDS}

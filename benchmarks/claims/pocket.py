@@ -2,9 +2,8 @@
 
 Trees have the published sizes, not those that suit a CPU. All methods and some variants run in
 turn, the settings of PLD+ are swept, the parts of rounds are timed, and the papers' claims are
-compared with all that. It takes ten minutes on two cores, and writes
-docs/results/pocket.md. Repeat the command to go on where it was interrupted; another revision or
-machine needs another folder.
+compared with all that. It takes ten minutes on two cores, and writes docs/results/pocket.md. Repeat
+the command to go on where it was interrupted; another revision or machine needs another folder.
 """
 
 from collections.abc import Mapping
@@ -57,9 +56,10 @@ def run(options: PocketOptions) -> None:
         folder.claim({"revision": commit, "machine": machine(), "versions": versions()})
         measure(folder.path / "bench", load("pocket"), options)
         text = page_of(folder.path / "bench")
-    with writable(options.page):
-        write_whole(options.page, text.encode())
-    print(f"written to {options.page}")
+    page = expand_user(options.page)
+    with writable(page):
+        write_whole(page, text.encode())
+    print(f"written to {page}")
 
 
 def measure(out: Path, target: LoadedTarget, options: PocketOptions) -> None:
