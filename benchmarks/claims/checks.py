@@ -48,7 +48,7 @@ def paired_speeds(samples: Sequence[Sample], others: Sequence[Sample]) -> dict[i
 class Faster(Check):
     """`first` generates more tokens per second than `second`; prefill counts.
 
-    BEST_STATIC as the second stands for the fastest variant with a fixed draft length.
+    `second` may be BEST_STATIC.
     """
 
     first: str

@@ -37,7 +37,7 @@ VARIANTS = {
     "blind-hass": Variant("hass", "noise_share=0"),
 }
 STATIC = (*(name for name in VARIANTS if name.startswith("static-")), "draft-model")
-BEST_STATIC = "the best of STATIC"
+BEST_STATIC = "the fastest of STATIC"
 NUM_DRAWS = 2000
 INTERVAL = (5, 95)  # percent of the draws
 CLOSE = 0.95  # a figure within 5% counts as about the same
