@@ -47,6 +47,7 @@ class Recipe:
     dtype: str  # of the kept heads
     data: str | None = None  # None: the command line names it
     draft_vocab: int = 0  # of the kept heads that can have one; 0: all tokens
+    keeps_states: bool = False  # whether runs share the target's hidden states
 
     @property
     def options(self) -> type:
@@ -94,6 +95,8 @@ def command_of(recipe: Recipe, name: str, out: Path, target: str, data: str) -> 
     start = () if run.start is None else ("--start", str(out / run.start / HEAD))
     texts = data if run.texts is None else str(out / run.texts / "distilled.jsonl")
     named = ("--out", str(out / name), "--target", target, "--data", texts)
+    if recipe.keeps_states:
+        named += ("--hidden-states", str(out / "hidden-states"))
     command = (sys.executable, "-m", "specjax", "train", run.method)
     return [*command, *named, *recipe.common, *run.settings, *start]
 
@@ -102,7 +105,7 @@ def ship(recipe: Recipe, head_folder: Path, folder: Path, name: str, data: str) 
     """Writes a head as it ships: in 16 bits, without the target's embedding."""
     target, format = specjax.load(name), detect_format(head_folder, METHODS.head_formats)
     head, params = load_head(head_folder, target, METHODS.head_formats, format, "float32")
-    if recipe.draft_vocab and isinstance(head, LayeredHead):
+    if recipe.draft_vocab and isinstance(head, LayeredHead) and not head.config.draft_vocab_size:
         longest = target.config.longest_text
         examples = tokenize_all(read_conversations([data]), target.require_tokenizer(), longest)
         tokens, _ = frequent_tokens(examples, target.config.vocab_size, recipe.draft_vocab)

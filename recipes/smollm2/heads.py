@@ -3,8 +3,9 @@
     python -m recipes.smollm2.heads --target TARGET --data TEXTS --out FOLDER [--ship FOLDER]
 
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
-EAGLE start from one EAGLE head and take the same further steps on the same texts, and so does
-ParallelSpec for EAGLE, with new masks; EAGLE-3 takes 600 steps, once
+EAGLE start from one EAGLE head and take the same further steps on the same texts, with two seeds,
+and so does ParallelSpec for EAGLE, with new masks; in all, each reads 5 million tokens. They
+compare distributions over the tokens that they draft. EAGLE-3 takes 600 steps, once
 without and once with an LK loss and the norms of EAGLE-3.1. ParallelSpec for Medusa is also trained
 to read the target's features, as Medusa does and the paper's head does not. Medusa and Hydra read
 the target's LM head: a separate one for each depth would be larger than the target. Hydra's head is
@@ -18,7 +19,7 @@ from recipes.heads import Recipe, Run, main
 COMMON = (
     *("--packing", "--longest", "512", "--batch-size", "4", "--accumulate", "1"),
     *("--warmup", "0.04", "--decay", "cosine", "--clip", "norm", "--clip-at", "1.0"),
-    *("--eval-every", "100", "--save-every", "50", "--log-every", "10", "--eval-prompts", "16"),
+    *("--eval-every", "250", "--save-every", "50", "--log-every", "10", "--eval-prompts", "16"),
     *("--eval-tokens", "96", "--resume"),
 )
 
@@ -31,24 +32,27 @@ def lasting(num_steps: int, learning_rate: float, seed: int = 0) -> tuple[str, .
     )
 
 
-EAGLE3 = ("--draft-vocab", "16384", "--test-steps", "3")
+DRAFTED = ("--draft-vocab", "16384")
+EAGLE3 = (*DRAFTED, "--test-steps", "3")
 LK = ("--distribution-loss", "lk-lambda")
 NORMS = ("--tap-norm", "joined", "--norm-output")  # of EAGLE-3.1
 RUNS = {
-    "eagle": Run("eagle", lasting(400, 1e-3)),
-    "hass": Run("hass", lasting(200, 5e-4, seed=1), "eagle"),
-    "parallel-eagle": Run("parallel-eagle", lasting(200, 5e-4, seed=1), "eagle"),
+    "eagle": Run("eagle", (*lasting(1200, 1e-3), *DRAFTED)),
+    "eagle-longer": Run("eagle", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
+    "hass": Run("hass", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
+    "eagle-longer-2": Run("eagle", (*lasting(1250, 5e-4, seed=2), *DRAFTED), "eagle"),
+    "hass-2": Run("hass", (*lasting(1250, 5e-4, seed=2), *DRAFTED), "eagle"),
+    "parallel-eagle": Run("parallel-eagle", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
     "medusa": Run("medusa", (*lasting(300, 2e-3), "--no-lm-heads")),
     "parallel-medusa": Run("parallel-medusa", lasting(300, 1e-3)),
     "parallel-medusa-features": Run("parallel-medusa", (*lasting(300, 1e-3), "--features")),
     "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
-    "eagle-longer": Run("eagle", lasting(200, 5e-4, seed=1), "eagle"),
     "eagle3": Run("eagle3", (*lasting(600, 1e-3), *EAGLE3)),
     "eagle3-lk": Run("eagle3", (*lasting(600, 1e-3), *EAGLE3, *LK, *NORMS)),
 }
 KEPT = {name: name for name in ("hass", "medusa", "parallel-medusa", "parallel-eagle")}
 KEPT["eagle"] = "eagle-longer"
-SMOLLM2 = Recipe(None, RUNS, COMMON, KEPT, dtype="bfloat16", draft_vocab=16384)
+SMOLLM2 = Recipe(None, RUNS, COMMON, KEPT, dtype="bfloat16", draft_vocab=16384, keeps_states=True)
 
 if __name__ == "__main__":
     sys.exit(main(SMOLLM2))

@@ -36,8 +36,9 @@ from specjax.run.distillation import DistillOptions, distill, generate_questions
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_trainable, shape_of, train_head
+from specjax.training.kept_states import with_hidden_states
 from specjax.training.loop import Evaluation, LoopOptions
-from specjax.training.objectives.base import HeadTraining
+from specjax.training.objectives.base import HeadTraining, layers_read
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.run_folder import check_out
 
@@ -80,6 +81,10 @@ class TrainHead(TargetOptions):
     loop: LoopOptions = field(default_factory=LoopOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     batches: DataOptions = field(default_factory=DataOptions)
+    hidden_states: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Keep the target's hidden states of all texts here, and read them in every epoch, and in other
+    runs on the same texts. Steps are several times as fast; the folder takes, for each token and
+    layer that the head reads, the hidden size in the dtype."""
     remat: bool = False
     """Recompute activations for the gradients instead of storing them: slower, less memory."""
     fsdp: bool = False
@@ -107,6 +112,8 @@ class TrainHead(TargetOptions):
                 "--distill runs in one process: run this without --distributed until training "
                 "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
             )
+        if self.hidden_states is not None and jax.process_count() > 1:
+            raise SpecjaxError("--hidden-states keeps those of one process; leave it out here")
         conversations = read_all(sources, self.limit, seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         # Validate everything before the slow work.
@@ -146,6 +153,10 @@ class TrainHead(TargetOptions):
             options = self.distillation, seed, watch, self.resume
             conversations = distill(target, conversations, file, batches.longest, *options)
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
+        if self.hidden_states is not None:
+            folder = expand_user(self.hidden_states)
+            watch = partial(with_progress, doing="The target reads batches")
+            examples = with_hidden_states(examples, frozen, layers_read(head), folder, watch)
         loop = self.loop_for(examples, batches)
         settings = HeadSettings(
             self.method, self.training, self.optimizer, loop, batches, self.remat
@@ -185,9 +196,14 @@ class TrainHead(TargetOptions):
         if format.kind not in self.training.adopts:
             format = self.format
         head, params = load_head(self.start, target, formats, format, "float32")
-        if isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False):
-            head, params = with_draft_tokens(head, params, [])  # train on all tokens
+        # A head with the target's LM head drafts the tokens that the options request.
+        is_free = isinstance(head, LayeredHead) and not getattr(head.config, "has_lm_heads", False)
+        if is_free:
+            head, params = with_draft_tokens(head, params, [])
         head, params = self.training.adopt(head, params, jax.random.key(self.loop.seed))
+        if is_free:
+            drafted = new_head.config.draft_vocab_size
+            head = type(head)(replace(head.config, draft_vocab_size=drafted))
         requested = shape_of(new_head)
         for name, value in shape_of(head).items():
             if value != requested[name]:

@@ -11,6 +11,7 @@ A batch is a dict of B sequences of T slots:
     is_answer  bool, marks the tokens to learn
     segments   int32, numbers the texts of a sequence from 1, 0 in the padding
     positions  int32, of each token within its text
+    hidden     `[B, T, F]`, the target's hidden states, if the examples have them
 """
 
 import sys
@@ -146,7 +147,7 @@ def _padded(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
     def batch_at(number: int) -> NumpyBatch:
         epoch, number = divmod(number, num_batches)
         chosen, length = plan(epoch)[number]
-        return _pad([examples[index] for index in chosen], options.batch_size, length)
+        return padded_batch([examples[index] for index in chosen], options.batch_size, length)
 
     return from_function(batch_at)
 
@@ -165,14 +166,20 @@ def _plan(bucket_of: np.ndarray, batch_size: int, rng: np.random.Generator) -> P
     return [plan[index] for index in rng.permutation(len(plan))]
 
 
-def _pad(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
-    dtypes = {"tokens": np.int32, "is_answer": bool, "segments": np.int32, "positions": np.int32}
-    batch = {name: np.zeros((batch_size, length), dtype) for name, dtype in dtypes.items()}
+def padded_batch(examples: Sequence[Example], batch_size: int, length: int) -> NumpyBatch:
+    """Returns a batch of texts, padded to `length` tokens, and with empty sequences."""
+
+    def values_of(example: Example) -> dict[str, np.ndarray]:
+        positions = np.arange(len(example.tokens), dtype=np.int32)
+        return example.arrays | {"segments": np.ones_like(positions), "positions": positions}
+
+    batch = {
+        name: np.zeros((batch_size, length, *values.shape[1:]), values.dtype)
+        for name, values in values_of(examples[0]).items()
+    }
     for index, example in enumerate(examples):
-        positions = np.arange(len(example.tokens))
-        values = vars(example) | {"segments": 1, "positions": positions}
-        for name in dtypes:
-            batch[name][index, : len(positions)] = values[name]
+        for name, values in values_of(example).items():
+            batch[name][index, : len(values)] = values
     return batch
 
 
@@ -184,8 +191,8 @@ def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 
     texts = grain.MapDataset.source(examples).seed(seed).shuffle().repeat()
     sequences = grain.experimental.FirstFitPackIterDataset(
-        texts.map(vars).to_iter_dataset(_in_this_thread()),
-        length_struct=dict.fromkeys(("tokens", "is_answer"), options.longest),
+        texts.map(lambda example: example.arrays).to_iter_dataset(_in_this_thread()),
+        length_struct=dict.fromkeys(examples[0].arrays, options.longest),
         num_packing_bins=PACKED_TOGETHER,
         seed=seed,
     )
@@ -195,8 +202,8 @@ def _packed(examples: Sequence[Example], options: DataOptions, seed: int) -> Bat
 def _rename(sequence: NumpyBatch) -> NumpyBatch:
     """Takes the segments and positions of the tokens; Grain gives every array the same."""
     places = {"segments": "tokens_segment_ids", "positions": "tokens_positions"}
-    names = {"tokens": "tokens", "is_answer": "is_answer"} | places
-    return {name: sequence[source] for name, source in names.items()}
+    arrays = {name: name for name in ("tokens", "is_answer", "hidden") if name in sequence}
+    return {name: sequence[source] for name, source in (arrays | places).items()}
 
 
 def _in_this_thread() -> Any:

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Float, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
@@ -29,6 +29,12 @@ class Example:
 
     tokens: Int32[np.ndarray, " T"]
     is_answer: Bool[np.ndarray, " T"]
+    hidden: Float[np.ndarray, "T F"] | None = None  # the target's states: see `kept_states`
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by their names."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def tokenize_all(

@@ -1,6 +1,6 @@
 """Trains a drafter head for a target, from examples to a folder that can be loaded and shared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,9 @@ def train_head(
     of the `evaluation`; without one they are the last.
     """
     check_trainable(head, target)
-    params = new_params(head, target, settings.loop.seed, examples) if start is None else start
     # The draft vocabulary is fixed during training.
-    fixed = {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
+    fixed = draft_tokens(head, start or {}, examples)
+    params = new_params(head, target, settings.loop.seed, fixed) if start is None else start
     params = {name: leaf for name, leaf in params.items() if name not in fixed}
     loss = settings.training.loss(head, target.model, settings.remat)
     if fixed and evaluation is not None:
@@ -77,6 +77,8 @@ def train_head(
         "texts": checksum([(example.tokens, example.is_answer) for example in examples]),
         "start": None if start is None else checksum(start),
     }
+    if examples and examples[0].hidden is not None:
+        config["hidden_states"] = "kept"  # texts were read alone, which changes last bits
     trained = train(
         lambda params, *others: loss(params | fixed, *others),
         params,
@@ -127,22 +129,30 @@ def _placement(target: FrozenModel) -> Placement | None:
     return mesh and Placement(mesh, target.model.config.head_dim, fsdp=True)
 
 
-def new_params(
-    head: Any, target: FrozenModel, seed: int, examples: Sequence[Example]
+def draft_tokens(
+    head: Any, params: Mapping[str, Any], examples: Sequence[Example]
 ) -> dict[str, Any]:
-    """Draws random params; the LM heads of a head start as copies of the target's.
+    """Returns the param of a draft vocabulary, if the head has one.
 
-    A draft vocabulary holds the tokens that are most frequent in the answers.
+    New ones hold the tokens that are most frequent in the answers.
     """
-    table, options, drafted = target.model.lm_head(target.params), {}, {}
-    if count := getattr(head.config, "draft_vocab_size", 0):
-        tokens, share = frequent_tokens(examples, head.config.vocab_size, count)
-        print(f"the {count} tokens to draft make up {share:.1%} of the answers")
-        drafted = {DRAFT_TOKENS: jnp.asarray(tokens)}
-        table = table[drafted[DRAFT_TOKENS]]
+    count = getattr(head.config, "draft_vocab_size", 0)
+    if not count or DRAFT_TOKENS in params:
+        return {name: leaf for name, leaf in params.items() if name == DRAFT_TOKENS}
+    tokens, share = frequent_tokens(examples, head.config.vocab_size, count)
+    print(f"the {count} tokens to draft make up {share:.1%} of the answers")
+    return {DRAFT_TOKENS: jnp.asarray(tokens)}
+
+
+def new_params(
+    head: Any, target: FrozenModel, seed: int, fixed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Draws random params; the LM heads of a head start as copies of the target's."""
+    options = {}
     if getattr(head.config, "has_lm_heads", False):
-        options = {"lm_head": dequantized(table)}
-    return head.initialise(jax.random.key(seed), **options) | drafted
+        table = target.model.lm_head(target.params)
+        options = {"lm_head": dequantized(table[fixed[DRAFT_TOKENS]] if fixed else table)}
+    return head.initialise(jax.random.key(seed), **options)
 
 
 def shape_of(head: Any) -> dict[str, Any]:

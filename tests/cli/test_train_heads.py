@@ -219,5 +219,5 @@ def test_every_method_with_a_head_can_be_trained():
 def test_new_lm_heads_begin_as_the_targets(tiny):
     target = load(tiny, packed=False)
     head = MedusaTraining(num_heads=2).new_head(CONFIG)
-    weights = new_params(head, FrozenModel.of(target), 0, [])["lm_heads_1"]["weight"]
+    weights = new_params(head, FrozenModel.of(target), 0, {})["lm_heads_1"]["weight"]
     np.testing.assert_array_equal(weights, target.params["lm_head"]["weight"])

@@ -26,7 +26,7 @@ SHAPES = {
     "eagle3": ("--test-steps", "2", "--draft-vocab", "30"),
     "hydra": ("--num-heads", "2", "--num-layers", "2", "--prefix"),
     "parallel-medusa": ("--num-masks", "2"),
-    "parallel-eagle": ("--num-masks", "2"),
+    "parallel-eagle": ("--num-masks", "2", "--draft-vocab", "30"),
 }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Params
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.transformer import Transformer
 from specjax.training.losses import soft_cross_entropy
 from specjax.training.objectives.base import hidden_states
@@ -146,6 +147,28 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     np.testing.assert_array_equal(aligned, np.where(is_drafted, drafted - 1, text))
     assert not is_drafted[:, ::500].any()  # the first slot of a text has nothing before it
     assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
+
+
+@pytest.mark.parametrize("name", ["eagle", "hass", "parallel-eagle"])
+def test_losses_over_a_draft_vocabulary_are_those_of_an_lm_head_with_its_rows(name):
+    case = CASES[name]
+    head = type(case.head)(replace(case.head.config, draft_vocab_size=len(DRAFTED)))
+    params = case.params | {DRAFT_TOKENS: jnp.asarray(DRAFTED)}
+    rows = FROZEN | {"lm_head": {"weight": TABLE[jnp.asarray(DRAFTED)]}}
+    loss, _ = jax.jit(case.training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
+    with_all = jax.jit(case.training.loss(case.head, TARGET))
+    expected, _ = with_all(case.params, rows, case.batch, KEY)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert abs(loss - with_all(case.params, FROZEN, case.batch, KEY)[0]) > 1e-3
+
+
+def test_a_draft_vocabulary_in_another_order_changes_no_loss():
+    training, case = replace(HASS, token_alignment=1.0), CASES["hass"]
+    head = type(case.head)(replace(case.head.config, draft_vocab_size=VOCAB))
+    params = case.params | {DRAFT_TOKENS: jnp.arange(VOCAB)[::-1]}
+    loss, _ = jax.jit(training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
+    expected, _ = jax.jit(training.loss(case.head, TARGET))(case.params, FROZEN, case.batch, KEY)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 # ---- EAGLE-3 ------------------------------------------------------------------------------------

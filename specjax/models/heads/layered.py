@@ -36,10 +36,17 @@ class LayeredConfig:
 
     @classmethod
     def for_target(
-        cls, target: TransformerConfig, *shape: Any, num_layers: int = 1, **named: Any
+        cls,
+        target: TransformerConfig,
+        *shape: Any,
+        num_layers: int = 1,
+        draft_vocab_size: int = 0,
+        **named: Any,
     ) -> Any:
         """Returns a head with Llama's layers of the target's sizes, given the other fields."""
-        return cls(layers_like(target, num_layers), *shape, **named)
+        drafted = draft_vocab_size if draft_vocab_size < target.vocab_size else 0
+        layers = layers_like(target, num_layers)
+        return cls(layers, *shape, draft_vocab_size=drafted, **named)
 
     @property
     def hidden_size(self) -> int:

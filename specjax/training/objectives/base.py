@@ -18,6 +18,7 @@ from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.training_attention import text_before
+from specjax.models.quantize import Weight
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
 from specjax.training.data import slot_mask
@@ -105,8 +106,7 @@ class HeadTraining(ABC):
         """
 
         def loss_fn(params: Any, frozen: Any, batch: Batch, key: Key[Array, ""]):
-            taps = getattr(head.config, "taps", ())
-            step = Step(target, frozen, batch, key, recompute, taps)
+            step = Step(target, frozen, batch, key, recompute, layers_read(head))
             return self.step_loss(head, cast_floats(params, target.dtype(frozen)), step)
 
         return loss_fn
@@ -144,16 +144,18 @@ class Step:
     batch: Batch
     key: Key[Array, ""]
     recompute: bool = False
-    taps: tuple[int, ...] = ()  # layers whose hidden states a head reads
+    layers: tuple[int, ...] = (-1,)  # of the target, whose hidden states are read
     features: Float[Array, "B T D"] = field(init=False)  # the target's, of all tokens
-    tapped: Float[Array, "B T F"] = field(init=False)  # those of the taps, side by side
+    tapped: Float[Array, "B T F"] = field(init=False)  # those of further layers, side by side
 
     def __post_init__(self):
-        # XLA drops the target's layers from a program that does not read these.
-        hidden = hidden_states(self.target, self.frozen, (-1, *self.taps), *self.places)
-        tapped = hidden[:, :, 1:].reshape(*hidden.shape[:2], -1)
-        object.__setattr__(self, "features", hidden[:, :, 0])
-        object.__setattr__(self, "tapped", tapped)
+        if (hidden := self.batch.get("hidden")) is None:
+            # XLA drops the target's layers from a program that does not read these.
+            hidden = hidden_states(self.target, self.frozen, self.layers, *self.places)
+            hidden = hidden.reshape(*hidden.shape[:2], -1)
+        size = self.target.config.hidden_size
+        object.__setattr__(self, "features", hidden[:, :, :size])
+        object.__setattr__(self, "tapped", hidden[:, :, size:])
 
     @property
     def places(self) -> tuple[Int[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"]]:
@@ -164,9 +166,11 @@ class Step:
         """Returns the embedding of the token `ahead` of each slot."""
         return self.target.embed(self.frozen, later(self.batch["tokens"], ahead))
 
-    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Returns the LM head's logits."""
-        return self.target.logits(self.frozen, features)
+    def logits(
+        self, features: Float[Array, "B T D"], lm_head: Weight | None = None
+    ) -> Float[Array, "B T V"]:
+        """Returns the logits of the target's LM head, or of some of its rows."""
+        return self.target.logits(self.frozen, features, lm_head)
 
     def weights(self, params: Any) -> HeadWeights:
         """Returns what a head with these params computes with."""
@@ -191,12 +195,14 @@ class Step:
         weights: Mapping[str, float],
         decays: Sequence[float] | None = None,
         trained: Any = (),
+        lm_head: Weight | None = None,
     ) -> LossAndMetrics:
         """Returns the loss of all predictions together, and metrics.
 
         A slot counts if the token it predicts is an answer's; means over no slots are 0. Metrics
         are means over predictions too, except for the accuracy, which is listed. `weights` are
-        those of the losses, by their names in the values; `decays` those of the predictions.
+        those of the losses, by their names in the values; `decays` those of the predictions. The
+        teacher's logits are those of `lm_head`, by default the target's.
         """
         decays = decays or [1.0] * len(predictions)
         aheads = [prediction.ahead for prediction in predictions]
@@ -208,7 +214,7 @@ class Step:
 
         def loss_of(trained, inputs, fixed):
             features, labels, shares, others = fixed
-            teacher = Teacher(features, self.logits(features), labels)
+            teacher = Teacher(features, self.logits(features, lm_head), labels)
             total, columns = jnp.zeros(()), []
             parts = zip(aheads, shares, decays, inputs, others, strict=True)
             for ahead, share, decay, *outputs in parts:
@@ -232,6 +238,12 @@ class Step:
         """Returns the share of each slot in a mean, moved to the slot that is predicted."""
         counts = slot_mask(self.batch["is_answer"], self.batch["segments"], ahead=1 + ahead)
         return later(counts / jnp.maximum(jnp.sum(counts), 1), -ahead)
+
+
+def layers_read(head: Any) -> tuple[int, ...]:
+    """Returns the target's layers that training a head reads: the last, then others it taps."""
+    taps = getattr(head.config, "taps", ())
+    return (-1,) if taps == (-1,) else (-1, *taps)
 
 
 def hidden_states(

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from specjax.core.settings import setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
+from specjax.models.heads.layered import LayeredHead
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, smooth_l1
 from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
@@ -33,6 +34,9 @@ class FeatureTraining(HeadTraining):
     """Weight of the cross-entropy to the target's distribution."""
     noise: float = setting(0.2, at_least=0)
     """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
+    draft_vocab: int = setting(0, at_least=0)
+    """Tokens that it can draft, the most frequent in the answers; 0: all. With fewer, training and
+    drafting are faster, and distributions are compared given that the token can be drafted."""
 
     def noisy_features(self, step: Step) -> Float[Array, "B T D"]:
         """Adds uniform noise to the target's features, narrower on longer texts, as released."""
@@ -44,18 +48,24 @@ class FeatureTraining(HeadTraining):
         return step.features + (uniform * widths).astype(step.features.dtype)
 
     def feature_losses(
-        self, step: Step, predictions: Sequence[Prediction], decays: Sequence[float] | None = None
+        self,
+        head: LayeredHead,
+        params: Any,
+        step: Step,
+        predictions: Sequence[Prediction],
+        decays: Sequence[float] | None = None,
     ) -> LossAndMetrics:
         """Returns the loss of predicted features, the inputs of the predictions, and its parts."""
+        lm_head = head.lm_head_rows(step.weights(params))
 
         def values_of(_: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
             distance = smooth_l1(predicted.inputs, teacher.features)
-            logits = step.logits(predicted.inputs)
+            logits = step.logits(predicted.inputs, lm_head)
             return {"feature_loss": distance, **self.logit_values(logits, teacher.logits)}
 
         weights = {"feature_loss": self.feature_weight, "logit_loss": self.logit_weight}
         weights["top_loss"] = self.top_weight
-        return step.losses(values_of, predictions, weights, decays)
+        return step.losses(values_of, predictions, weights, decays, lm_head=lm_head)
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,9 @@ class EagleTraining(FeatureTraining):
     measured_as: ClassVar[str] = "eagle2"
 
     def new_head(self, target: TransformerConfig) -> EagleHead:
-        return EagleHead(EagleConfig.for_target(target, self.fc_bias))
+        shape = {"fc_bias": self.fc_bias, "draft_vocab_size": self.draft_vocab}
+        return EagleHead(EagleConfig.for_target(target, **shape))
 
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         predicted, _ = step.run_head(head, params, step.embed(1), self.noisy_features(step))
-        return self.feature_losses(step, [Prediction(1, predicted)])
+        return self.feature_losses(head, params, step, [Prediction(1, predicted)])

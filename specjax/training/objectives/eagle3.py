@@ -50,9 +50,8 @@ class Eagle3Training(HeadTraining):
     epochs: ClassVar[float] = 40.0
 
     def new_head(self, target: TransformerConfig) -> Eagle3Head:
-        count = self.draft_vocab if self.draft_vocab < target.vocab_size else 0
         norms = {"tap_norm": self.tap_norm, "norm_output": self.norm_output}
-        return Eagle3Head(Eagle3Config.for_target(target, count, **norms))
+        return Eagle3Head(Eagle3Config.for_target(target, self.draft_vocab, **norms))
 
     def step_loss(self, head: Eagle3Head, params: Any, step: Step) -> LossAndMetrics:
         features, streams, predictions = step.tapped, (), []

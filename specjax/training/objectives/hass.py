@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
 from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training.blocks import map_slots
 from specjax.training.losses import LossAndMetrics
 from specjax.training.objectives.base import Prediction, Step
@@ -46,7 +47,7 @@ class HassTraining(EagleTraining):
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         # Time grows with `align_steps`, and memory by the keys and values that each step adds.
         embedded = text = step.embed(1)
-        features = self.noisy_features(step)
+        features, lm_head = self.noisy_features(step), head.lm_head_rows(step.weights(params))
         streams, predictions = (), []
         for number in range(self.align_steps):
             predicted, streams = step.run_head(head, params, embedded, features, streams)
@@ -56,12 +57,13 @@ class HassTraining(EagleTraining):
             is_first = _is_first(step.batch["segments"])[..., None]
             features = jnp.where(is_first, features, jnp.roll(predicted, 1, axis=1))
             if self.token_alignment > 0:
-                drafted = map_slots(lambda x: {"token": best_token(step.logits(x))}, predicted)
-                drafted = step.target.embed(step.frozen, drafted["token"])
+                best = map_slots(lambda x: {"best": best_token(step.logits(x, lm_head))}, predicted)
+                drafted = best["best"] if lm_head is None else params[DRAFT_TOKENS][best["best"]]
+                drafted = step.target.embed(step.frozen, drafted)
                 key = jax.random.fold_in(step.key, number)
                 embedded = self.align_tokens(text, drafted, step.batch["segments"], key)
         decays = [self.step_decay**number for number in range(self.align_steps)]
-        return self.feature_losses(step, predictions, decays)
+        return self.feature_losses(head, params, step, predictions, decays)
 
     def align_tokens(
         self,

@@ -45,11 +45,13 @@ class ParallelTraining(HeadTraining):
             return from_eagle(head, params, self.num_masks, key)
         return head, params
 
-    def parallel_head(self, target: TransformerConfig, reads_features: bool) -> ParallelHead:
+    def parallel_head(
+        self, target: TransformerConfig, reads_features: bool, draft_vocab: int = 0
+    ) -> ParallelHead:
         """Returns a new head."""
         shape = self.num_masks, reads_features, self.fc_bias
-        config = ParallelConfig.for_target(target, *shape, num_layers=self.num_layers)
-        return ParallelHead(config)
+        named = {"num_layers": self.num_layers, "draft_vocab_size": draft_vocab}
+        return ParallelHead(ParallelConfig.for_target(target, *shape, **named))
 
     def group(
         self, head: ParallelHead, params: Any, step: Step, features: Float[Array, "B T F"]
@@ -98,8 +100,8 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
     epochs: ClassVar = 40.0
 
     def new_head(self, target: TransformerConfig) -> ParallelHead:
-        return self.parallel_head(target, True)
+        return self.parallel_head(target, True, self.draft_vocab)
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
         predictions = self.group(head, params, step, self.noisy_features(step))
-        return self.feature_losses(step, predictions)
+        return self.feature_losses(head, params, step, predictions)
