@@ -2,7 +2,7 @@
 
 Times in turn, on the same batch: the target's own pass with its logits (what a plain evaluation
 costs), and training steps of EAGLE and of HASS with 1 to 4 steps of alignment. The target's pass is
-part of every step.
+part of every step, but with `--kept`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +36,9 @@ class TrainingOptions:
     length: int = 512  # tokens of each row; all of them count
     repeats: int = 7  # how often each is timed
     recompute: bool = False  # compute activations again for the gradients
+    dtype: str = ""  # the dtype; by default the fastest here
+    draft_vocab: int = 0  # tokens that the heads draft; 0: all
+    kept: bool = False  # steps read hidden states that were kept
 
 
 def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callable[[], Any]]:
@@ -49,12 +52,16 @@ def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callab
         "positions": jnp.broadcast_to(jnp.arange(options.length), shape),
     }
     optimizer, key = optax.adamw(1e-5), jax.random.key(1)
+    read = jax.jit(hidden_states, static_argnums=(0, 2))
+    places = [batch[name] for name in ("tokens", "positions", "segments")]
 
     @jax.jit
     def target_pass(params):
-        places = (batch[name] for name in ("tokens", "positions", "segments"))
-        features = hidden_states(target.model, params, (-1,), *places)[:, :, 0]
+        features = read(target.model, params, (-1,), *places)[:, :, 0]
         return jnp.sum(target.model.logits(params, features))
+
+    if options.kept:
+        batch["hidden"] = read(target.model, target.params, (-1,), *places)[:, :, 0]
 
     def training_step(training: HeadTraining) -> Callable[[], Any]:
         head = training.new_head(target.config)
@@ -70,9 +77,15 @@ def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callab
 
         return lambda: step(state, moments, target.params)
 
-    made = {PASS: lambda: target_pass(target.params), EAGLE: training_step(EagleTraining())}
+    drafted = options.draft_vocab
+    made = {
+        PASS: lambda: target_pass(target.params),
+        EAGLE: training_step(EagleTraining(draft_vocab=drafted)),
+    }
     for count in range(1, MAX_STEPS + 1):
-        made[HASS.format(count)] = training_step(HassTraining(align_steps=count))
+        made[HASS.format(count)] = training_step(
+            HassTraining(align_steps=count, draft_vocab=drafted)
+        )
     return made
 
 
@@ -92,7 +105,7 @@ def run(options: TrainingOptions) -> None:
     if options.size:
         target = random_target(options.size, options.length)
     else:
-        target = load(options.target, packed=False)
+        target = load(options.target, options.dtype or None, packed=False)
     num_tokens = options.batch_size * options.length
     rows = cost_rows(in_turn(steps_of(target, options), options.repeats), num_tokens)
     header = f"a step over {num_tokens} tokens", "tokens/s", "x eagle", "x target's pass"

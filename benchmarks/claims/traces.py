@@ -42,7 +42,7 @@ class TraceOptions:
 
 def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Times all methods in turn on every prompt, after compiling; returns their figures."""
-    for runner in with_progress(runners, "Compiling the parts of rounds", len(runners)):
+    for runner in with_progress(runners, "Compiling the parts of rounds"):
         list(notebook.timed_rounds(runner, prompts[0]))
     timed = [[list(notebook.timed_rounds(runner, ids)) for runner in runners] for ids in prompts]
     return [

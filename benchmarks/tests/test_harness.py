@@ -37,7 +37,8 @@ def test_a_cycling_target_counts():
 @pytest.mark.slow
 def test_every_training_step_is_timed(capsys, monkeypatch):
     monkeypatch.setattr(training, "MAX_STEPS", 2)
-    training.run(TrainingOptions(size="tiny", batch_size=2, length=16, repeats=1))
+    options = {"draft_vocab": 8, "kept": True}
+    training.run(TrainingOptions(size="tiny", batch_size=2, length=16, repeats=1, **options))
     printed = capsys.readouterr().out
     for name in (PASS, EAGLE, *(HASS.format(steps) for steps in (1, 2))):
         assert name in printed

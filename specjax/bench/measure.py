@@ -6,7 +6,7 @@ into text are not. Before anything is timed, `warm_up` compiles every program an
 """
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Sized
 from itertools import groupby
 from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -175,6 +175,8 @@ def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -
     from rich.progress import track
 
     console = Console(stderr=True)
+    if count is None and isinstance(steps, Sized):
+        count = len(steps)
     if console.is_terminal:
         return track(steps, doing, count, console=console, transient=True)
     return _with_lines(steps, doing, count)

@@ -233,7 +233,7 @@ class Benchmark:
         if not num_missing:
             return
         programs = self.results.programs(condition)
-        for contestant in with_progress(contestants, f"{condition}: compiling", len(contestants)):
+        for contestant in with_progress(contestants, f"{condition}: compiling"):
             fresh = warm_up([contestant], batches[0])
             if contestant.name not in programs:
                 self.results.add_programs(condition, fresh)

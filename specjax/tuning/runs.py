@@ -54,7 +54,7 @@ class Workload:
 
     def sweep(self, candidates: Mapping[Any, tuple[Drafter, Any]]) -> list[Point]:
         """Runs each prompt once with each drafter and its params; returns a point per value."""
-        named = with_progress(candidates.items(), "Compiling candidates", len(candidates))
+        named = with_progress(candidates.items(), "Compiling candidates")
         runners = [self.runner(str(value), *candidate) for value, candidate in named]
         measured = samples_by_prompt(runners, self.prompts)
         points = []

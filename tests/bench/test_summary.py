@@ -212,7 +212,7 @@ def test_a_narrow_terminal_gets_a_table_that_fits(monkeypatch, capsys):
 def test_a_long_job_prints_a_line_now_and_then_without_a_terminal(monkeypatch, capsys):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    assert list(with_progress(range(7), "measuring", 7)) == list(range(7))
+    assert list(with_progress(range(7), "measuring")) == list(range(7))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "measuring: 1 of 7 (about 120 s left), 40 s",

@@ -72,8 +72,7 @@ class FeatureTraining(HeadTraining):
 class EagleTraining(FeatureTraining):
     """Train an EAGLE head, which eagle and eagle2 draft with.
 
-    The target reads every text once per epoch, in the training step itself; the head learns to
-    predict its next feature and distribution.
+    The head learns to predict the target's next feature and distribution.
     """
 
     fc_bias: bool = False
