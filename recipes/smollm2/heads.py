@@ -5,11 +5,11 @@
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
 EAGLE start from one EAGLE head and take the same further steps on the same texts, 1250 with one
 seed and 500 with another, and so does ParallelSpec for EAGLE, with new masks. The longer ones read
-5 million tokens in all. Distributions are compared over the tokens that are drafted. EAGLE-3 takes 600 steps, once
-without and once with an LK loss and the norms of EAGLE-3.1. ParallelSpec for Medusa is also trained
-to read the target's features, as Medusa does and the paper's head does not. Medusa and Hydra read
-the target's LM head: a separate one for each depth would be larger than the target. Hydra's head is
-not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
+5 million tokens in all. Distributions are compared over the tokens that are drafted. EAGLE-3 takes
+600 steps, once without and once with an LK loss and the norms of EAGLE-3.1. ParallelSpec for Medusa
+is also trained to read the target's features, as Medusa does and the paper's head does not. Medusa
+and Hydra read the target's LM head: a separate one for each depth would be larger than the target.
+Hydra's head is not kept: its 16 blocks would add 26 MB to the 34 MB of the others.
 """
 
 import sys
