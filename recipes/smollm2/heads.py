@@ -4,7 +4,7 @@
 
 TEXTS are those that `recipes.smollm2.texts` writes. As in HASS (section 4.2), HASS and a longer
 EAGLE start from one EAGLE head and take the same further steps on the same texts, 1250 with one
-seed and 500 with another, and so does ParallelSpec for EAGLE, with new masks. The longer ones read
+seed and 300 with another, and so does ParallelSpec for EAGLE, with new masks. The longer ones read
 5 million tokens in all. Distributions are compared over the tokens that are drafted. EAGLE-3 takes
 600 steps, once without and once with an LK loss and the norms of EAGLE-3.1. ParallelSpec for Medusa
 is also trained to read the target's features, as Medusa does and the paper's head does not. Medusa
@@ -40,8 +40,8 @@ RUNS = {
     "eagle": Run("eagle", (*lasting(1200, 1e-3), *DRAFTED)),
     "eagle-longer": Run("eagle", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
     "hass": Run("hass", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
-    "eagle-short": Run("eagle", (*lasting(500, 5e-4, seed=2), *DRAFTED), "eagle"),
-    "hass-short": Run("hass", (*lasting(500, 5e-4, seed=2), *DRAFTED), "eagle"),
+    "eagle-short": Run("eagle", (*lasting(300, 5e-4, seed=2), *DRAFTED), "eagle"),
+    "hass-short": Run("hass", (*lasting(300, 5e-4, seed=2), *DRAFTED), "eagle"),
     "parallel-eagle": Run("parallel-eagle", (*lasting(1250, 5e-4, seed=1), *DRAFTED), "eagle"),
     "medusa": Run("medusa", (*lasting(300, 2e-3), "--no-lm-heads")),
     "parallel-medusa": Run("parallel-medusa", lasting(300, 1e-3)),
