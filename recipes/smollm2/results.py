@@ -122,7 +122,7 @@ class Options:
             set=tuple(settings),
             tasks=str(out / "questions.jsonl"),
             limit=1 if self.quick else PER_KIND,
-            max_new_tokens=32 if self.quick else 64,
+            max_new_tokens=32 if self.quick else 128,
             runs=1,
             out=out / name,
             **part.options,

@@ -78,7 +78,7 @@ def train_head(
         "start": None if start is None else checksum(start),
     }
     if examples and examples[0].hidden is not None:
-        config["hidden_states"] = "kept"  # texts were read alone, which changes last bits
+        config["hidden_states"] = "kept"  # read in other batches, which changes last bits
     trained = train(
         lambda params, *others: loss(params | fixed, *others),
         params,

@@ -1,20 +1,26 @@
 """Keeps the target's hidden states of texts in a folder, for all epochs, and runs, that read them.
 
-They take the place of the target's pass in every step, as in EAGLE's released code. A text is read
-alone, so that the bits do not depend on how texts are packed.
+They take the place of the target's pass in every step, as in EAGLE's released code. Each text is
+found by its tokens, whatever others a run reads.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from specjax.core.files import new_folder, readable
+from specjax.core.errors import SpecjaxError
+from specjax.core.files import new_folder, read_json, readable
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.target import Target
 from specjax.training.checkpoints import checksum
@@ -22,9 +28,9 @@ from specjax.training.data import padded_batch
 from specjax.training.examples import Example
 from specjax.training.objectives.base import hidden_states
 
-BATCH = 8  # texts read at a time
+BATCH, PART = 8, 1024  # texts read at a time, and kept at a time
 STEP = 256  # texts are padded to multiples of it, so that few programs are compiled
-FILE = "hidden_states"
+STATES, SIZES = "hidden_states", "texts.json"  # the files of a part
 
 
 def with_hidden_states(
@@ -36,41 +42,57 @@ def with_hidden_states(
 ) -> list[Example]:
     """Returns the examples with the target's hidden states, after some of its layers.
 
-    `folder` keeps them, in the target's dtype, for other runs on the same texts; `watch` sees how
-    they are computed. Raises SpecjaxError where they cannot be written or read.
+    `folder` keeps them, in the target's dtype, for any other run that reads some of the texts;
+    `watch` sees how those that are missing are computed. Raises SpecjaxError where the folder
+    cannot be written, or holds a damaged file.
     """
-    tokens = [example.tokens for example in examples]
-    dtype = np.dtype(target.model.dtype(target.params))
-    key = checksum((target.params, np.asarray(layers), tokens)), len(tokens), dtype.name
-    kept, order = folder / "-".join(map(str, key)), np.argsort([*map(len, tokens)], kind="stable")
-    if not kept.exists():
-        with new_folder(kept) as unfinished, (unfinished / FILE).open("wb") as file:
-            for first in watch(range(0, len(order), BATCH)):
-                chosen = [examples[number] for number in order[first : first + BATCH]]
-                length = -(-len(chosen[-1].tokens) // STEP) * STEP
-                batch = padded_batch(chosen, BATCH, length)
-                places = (batch[name] for name in ("tokens", "positions", "segments"))
-                states = _read(target.params, *places, model=target.model, layers=layers)
-                for example, rows in zip(chosen, np.asarray(states), strict=False):
-                    file.write(rows[: len(example.tokens)].tobytes())
-    width = len(layers) * target.model.config.hidden_size
-    with readable(kept / FILE):
-        states = np.memmap(kept / FILE, dtype, "r").reshape(-1, width)
-    ends = np.cumsum([len(tokens[number]) for number in order])
-    rows = dict(zip(order.tolist(), np.split(states, ends[:-1]), strict=True))
-    return [replace(example, hidden=rows[number]) for number, example in enumerate(examples)]
+    dtype, width = target.model.dtype(target.params), len(layers) * target.model.config.hidden_size
+    parts = folder / f"{checksum((target.params, np.asarray(layers))):08x}-{np.dtype(dtype).name}"
+    names = [sha256(example.tokens.tobytes()).hexdigest() for example in examples]
+    kept = _kept(parts, dtype, width)
+    missing = {n: text for n, text in zip(names, examples, strict=True) if n not in kept}
+    if missing:
+        order = sorted(missing, key=lambda name: len(missing[name].tokens))
+        batches = iter(watch(range(0, len(order), BATCH)))
+        for start in range(0, len(order), PART):
+            with new_folder(parts / uuid4().hex) as part, (part / STATES).open("wb") as file:
+                for first in islice(batches, PART // BATCH):
+                    chosen = [missing[name] for name in order[first : first + BATCH]]
+                    for example, states in zip(chosen, _read(chosen, target, layers), strict=False):
+                        file.write(states[: len(example.tokens)].tobytes())
+                sizes = {name: len(missing[name].tokens) for name in order[start : start + PART]}
+                (part / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+        kept = _kept(parts, dtype, width)
+    return [replace(text, hidden=kept[n]) for n, text in zip(names, examples, strict=True)]
+
+
+def _kept(parts: Path, dtype: DTypeLike, width: int) -> dict[str, Float[np.ndarray, "T F"]]:
+    """Returns the states of all texts in a folder of parts, by the checksums of their tokens."""
+    kept = {}
+    for part in sorted(parts.glob("[!.]*")):
+        sizes = read_json(part / SIZES)
+        ends = np.cumsum([*sizes.values()])
+        with readable(part / STATES):
+            states = np.memmap(part / STATES, dtype, "r")
+        if states.size != ends[-1] * width:
+            raise SpecjaxError(f"{part / STATES} is damaged; delete {part}, and it is made again")
+        kept |= dict(zip(sizes, np.split(states.reshape(-1, width), ends[:-1]), strict=True))
+    return kept
+
+
+def _read(
+    examples: Sequence[Example], target: FrozenModel, layers: tuple[int, ...]
+) -> Float[np.ndarray, "B T F"]:
+    """Returns the hidden states side by side, of a batch padded to a multiple of `STEP` tokens."""
+    length = -(-max(len(example.tokens) for example in examples) // STEP) * STEP
+    batch = padded_batch(examples, BATCH, length)
+    places = (batch[name] for name in ("tokens", "positions", "segments"))
+    states = _states(target.params, *places, model=target.model, layers=layers)
+    return np.asarray(states).reshape(BATCH, length, -1)
 
 
 @partial(jax.jit, static_argnames=("model", "layers"))
-def _read(
-    params: Any,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    *,
-    model: Target,
-    layers: tuple[int, ...],
-) -> Float[Array, "B T F"]:
-    """Returns the hidden states side by side."""
-    states = hidden_states(model, params, layers, tokens, positions, segments)
-    return states.reshape(*tokens.shape, -1)
+def _states(
+    params: Any, *places: Int[Array, "B T"], model: Target, layers: tuple[int, ...]
+) -> Float[Array, "B T L D"]:
+    return hidden_states(model, params, layers, *places)

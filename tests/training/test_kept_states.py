@@ -1,7 +1,5 @@
 """The target's hidden states of texts: computed once, for every epoch and run."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.fingerprint import FrozenModel
+from specjax.training import kept_states
 from specjax.training.data import DataOptions, batches
 from specjax.training.kept_states import with_hidden_states
 from specjax.training.objectives.base import hidden_states
@@ -23,38 +22,58 @@ def not_again(_):
     pytest.fail("the target read the texts again")
 
 
-def test_texts_are_read_once_and_alone(tmp_path):
-    kept = with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
-    for example, text in zip(EXAMPLES, kept, strict=True):
-        tokens = jnp.asarray(example.tokens)[None]
-        places = jnp.arange(tokens.shape[1])[None], jnp.ones_like(tokens)
-        expected = hidden_states(TARGET, FROZEN, LAYERS, tokens, *places)[0]
-        assert replace(text, hidden=None).arrays.keys() == example.arrays.keys()
-        np.testing.assert_array_equal(text.tokens, example.tokens)
-        expected = expected.reshape(len(example.tokens), -1)
-        np.testing.assert_allclose(text.hidden, expected, atol=1e-6)
-    again = with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path, watch=not_again)
-    for text, same in zip(kept, again, strict=True):
+def states_alone(example):
+    tokens = jnp.asarray(example.tokens)[None]
+    places = jnp.arange(tokens.shape[1])[None], jnp.ones_like(tokens)
+    states = hidden_states(TARGET, FROZEN, LAYERS, tokens, *places)[0]
+    return states.reshape(len(example.tokens), -1)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 2), (2, 4)], ids=str)
+def test_a_text_has_its_states_whatever_runs_read_before(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(kept_states, "BATCH", sizes[0])
+    monkeypatch.setattr(kept_states, "PART", sizes[1])
+    with_hidden_states(EXAMPLES[1:2], MODEL, LAYERS, tmp_path)
+    kept = with_hidden_states([*EXAMPLES, EXAMPLES[0]], MODEL, LAYERS, tmp_path)
+    for example, text in zip([*EXAMPLES, EXAMPLES[0]], kept, strict=True):
+        assert text.tokens is example.tokens and text.is_answer is example.is_answer
+        np.testing.assert_allclose(text.hidden, states_alone(example), atol=1e-6)
+    again = with_hidden_states(EXAMPLES[::-1], MODEL, LAYERS, tmp_path, watch=not_again)
+    for text, same in zip(kept, again[::-1], strict=False):
         np.testing.assert_array_equal(text.hidden, same.hidden)
 
 
-def test_another_target_other_layers_or_texts_are_read_anew(tmp_path):
+def test_another_target_or_other_layers_are_read_anew(tmp_path):
     with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
     tuned = MODEL._replace(params=FROZEN | {"lm_head": {"weight": FROZEN["lm_head"]["weight"] + 1}})
-    others = [(EXAMPLES, MODEL, (-1,)), (EXAMPLES[1:], MODEL, LAYERS), (EXAMPLES, tuned, LAYERS)]
-    for number, other in enumerate(others, 2):
-        with_hidden_states(*other, tmp_path)
+    for number, other in enumerate([(MODEL, (-1,)), (tuned, LAYERS)], 2):
+        with_hidden_states(EXAMPLES, *other, tmp_path)
         assert len([*tmp_path.iterdir()]) == number
 
 
-def test_an_interrupted_reading_leaves_nothing(tmp_path):
+def test_an_interrupted_reading_leaves_whole_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_states, "BATCH", 1)
+    monkeypatch.setattr(kept_states, "PART", 2)
+
     def interrupted(batches):
-        yield next(iter(batches))
+        yield from batches
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path / "states", watch=interrupted)
-    assert [*(tmp_path / "states").iterdir()] == []
+        with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path, watch=interrupted)
+    (parts,) = tmp_path.iterdir()
+    assert len([*parts.iterdir()]) == 1
+    with_hidden_states(
+        sorted(EXAMPLES, key=lambda text: len(text.tokens))[:2], MODEL, LAYERS, tmp_path, not_again
+    )
+
+
+def test_damaged_states_are_an_error(tmp_path):
+    with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
+    (file,) = tmp_path.glob(f"*/*/{kept_states.STATES}")
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(SpecjaxError, match="is damaged; delete"):
+        with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
