@@ -34,6 +34,7 @@ CONDITIONS = {  # part, temperature, batch
     "T=0, four at a time": ("batches", 0.0, 4),
     "T=1, four at a time": ("batches", 1.0, 4),
 }
+NODES = (4, 8, 16, 64)  # of trees that are compared
 COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the published one
     ("PLD+ accepts more than PLD", "pld-plus", "pld", "accepted", 1, "more for every draft length"),
     ("and is faster", "pld-plus", "pld", "speed", 1, "1.46"),
@@ -140,6 +141,7 @@ def page(figures: Figures) -> str:
         num_methods=len(ranked),
         speeds=speed_table(figures),
         accepted=accepted_table(figures),
+        sizes=node_table(figures),
         conditions=condition_table(figures),
         weights=weight_table(figures),
         choice=choice_table(figures),
@@ -221,6 +223,18 @@ def condition_table(figures: Figures) -> str:
         [_name(m), *(cell(m, *condition) for condition in CONDITIONS.values())] for m in methods
     ]
     return table(["", *CONDITIONS], rows)
+
+
+def node_table(figures: Figures) -> str:
+    """Lists accepted length and speed by the size of trees."""
+
+    def cell(method: str, nodes: int) -> str:
+        row = figures.row(method, part=f"nodes-{nodes}")
+        return f"{row['accepted']:.2f}, {row['speed']:.2f}x"
+
+    methods = figures.ranked(part=f"nodes-{NODES[0]}")
+    rows = [[_name(method), *(cell(method, nodes) for nodes in NODES)] for method in methods]
+    return table(["", *(f"{nodes} nodes" for nodes in NODES)], rows)
 
 
 def weight_table(figures: Figures) -> str:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from recipes.smollm2.page import FIGURES, ROOT, Figures, write_pages
+from recipes.smollm2.page import FIGURES, NODES, ROOT, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
 from specjax import SpecjaxError, load
 from specjax.bench.options import BenchOptions
@@ -33,6 +33,7 @@ from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, read_json, writable, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
+from specjax.loading.methods import METHODS
 from specjax.models.native import cheap_rows
 
 HEADS = Path(__file__).with_name("heads")
@@ -43,6 +44,8 @@ FOLDERS = {  # what a method reads
     **{"rest": "datastore", "draft-model": "draft/model"},
 }
 SAMPLED = ("pld-plus", "pld+recycling", "hass", "hybrid")
+COMBINED = {"hybrid": ("pld-plus", "hass"), "pld+recycling": ("pld", "recycling")}
+SIZED = ("pld-plus", "recycling", "hass", *COMBINED)  # measured with trees of several sizes
 QUICK = ("pld-plus", "recycling", "hass", "hybrid")
 SETTINGS = {  # others have the defaults of a CPU
     "recycling": {"seeded": True},
@@ -56,6 +59,7 @@ class Part(NamedTuple):
     methods: tuple[str, ...]
     options: Mapping[str, Any] = {}
     quantize: str | None = None
+    nodes: int = 0  # of trees; 0: the default
 
 
 PARTS = {  # the first is the one that the others need
@@ -64,6 +68,7 @@ PARTS = {  # the first is the one that the others need
     "int4": Part(("pld-plus",), quantize="int4"),
     "sampled": Part(SAMPLED, {"temperature": "1"}),
     "batches": Part(SAMPLED, {"temperature": "0,1", "batch": "4"}),
+    **{f"nodes-{nodes}": Part(SIZED, {"limit": 2}, nodes=nodes) for nodes in NODES},
 }
 
 
@@ -114,20 +119,30 @@ class Options:
         settings = [
             f"{method}.{key}={value}"
             for method in methods
-            for key, value in SETTINGS.get(method, {}).items()
+            for key, value in settings_of(method, part.nodes).items()
         ]
         options = BenchOptions(
             methods=",".join(f"{method}=hybrid" if "+" in method else method for method in methods),
             drafter=tuple(f"{method}={sources[method]}" for method in methods if method in sources),
             set=tuple(settings),
             tasks=str(out / "questions.jsonl"),
-            limit=1 if self.quick else PER_KIND,
-            max_new_tokens=32 if self.quick else 128,
+            max_new_tokens=32 if self.quick else 64,
             runs=1,
             out=out / name,
-            **part.options,
+            **{"limit": PER_KIND, **part.options, **({"limit": 1} if self.quick else {})},
         )
         run_bench(partial(load, self.target, quantize=part.quantize), options)
+
+
+def settings_of(method: str, nodes: int) -> dict[str, Any]:
+    """Returns the settings of a method, with trees of so many nodes; 0: the default."""
+    settings = dict(SETTINGS.get(method, {}))
+    if nodes:
+        settings |= METHODS["hybrid" if method in COMBINED else method].on_cpu(nodes)
+        for part, drafts in zip(("copy", "head"), COMBINED.get(method, ()), strict=False):
+            sizes = METHODS[drafts].on_cpu(nodes)
+            settings |= {f"{part}.{name}": value for name, value in sizes.items()}
+    return settings
 
 
 def sources_at(runs: Path) -> dict[str, Path]:

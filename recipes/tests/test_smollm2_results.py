@@ -16,7 +16,15 @@ from recipes.smollm2.questions import (
     questions_in,
     renaming,
 )
-from recipes.smollm2.results import PARTS, SETTINGS, figures_of, json_of, sources_at
+from recipes.smollm2.results import (
+    PARTS,
+    SETTINGS,
+    SIZED,
+    figures_of,
+    json_of,
+    settings_of,
+    sources_at,
+)
 from specjax.bench.results import Results
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json
@@ -69,8 +77,10 @@ def test_drafters_that_are_not_trained_are_left_out_and_named(tmp_path, capsys):
 
 
 def test_all_settings_belong_to_their_methods():
-    for name, settings in SETTINGS.items():
+    for name in {*SETTINGS, *SIZED}:
         method = "hybrid" if "+" in name else name
+        settings = settings_of(name, 8)
+        assert settings.items() >= SETTINGS.get(name, {}).items()
         METHODS.read_settings(method, [f"{key}={value}" for key, value in settings.items()])
 
 

@@ -88,7 +88,7 @@ def _read(
     batch = padded_batch(examples, BATCH, length)
     places = (batch[name] for name in ("tokens", "positions", "segments"))
     states = _states(target.params, *places, model=target.model, layers=layers)
-    return np.asarray(states).reshape(BATCH, length, -1)
+    return np.asarray(states, target.model.dtype(target.params)).reshape(BATCH, length, -1)
 
 
 @partial(jax.jit, static_argnames=("model", "layers"))
