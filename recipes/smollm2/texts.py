@@ -44,14 +44,15 @@ class Texts:
         use_compilation_cache()
         target = load(self.target)
         asked = questions_in(self.data) if self.data else []
-        asked += generate_questions(
-            target,
-            self.own,
-            self.out / "questions.jsonl",
-            OPTIONS,
-            watch=partial(with_progress, doing="The target writes questions"),
-            resume=True,
-        )
+        if self.own:
+            asked += generate_questions(
+                target,
+                self.own,
+                self.out / "questions.jsonl",
+                OPTIONS,
+                watch=partial(with_progress, doing="The target writes questions"),
+                resume=True,
+            )
         random.Random(0).shuffle(asked)
         distill(
             target,
