@@ -135,7 +135,7 @@ class Options:
 
 
 def settings_of(method: str, nodes: int) -> dict[str, Any]:
-    """Returns the settings of a method, with trees of so many nodes; 0: the default."""
+    """Returns the settings of a method, with trees of `nodes` nodes; 0: the default."""
     settings = dict(SETTINGS.get(method, {}))
     if nodes:
         settings |= METHODS["hybrid" if method in COMBINED else method].on_cpu(nodes)
