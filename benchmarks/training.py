@@ -2,7 +2,7 @@
 
 Times in turn, on the same batch: the target's own pass with its logits (what a plain evaluation
 costs), and training steps of EAGLE and of HASS with 1 to 4 steps of alignment. The target's pass is
-part of every step, but with `--kept`.
+part of every step, except with `--kept`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,7 @@ import optax
 
 from benchmarks.harness import at_least_1, device, in_turn, main, random_target, table
 from specjax import LoadedTarget, load
+from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training import HeadTraining
 from specjax.training.objectives.base import hidden_states
 from specjax.training.objectives.eagle import EagleTraining
@@ -67,11 +68,12 @@ def steps_of(target: LoadedTarget, options: TrainingOptions) -> dict[str, Callab
         head = training.new_head(target.config)
         loss_fn = training.loss(head, target.model, options.recompute)
         state = head.initialise(jax.random.key(0))
+        fixed = {name: state.pop(name) for name in [DRAFT_TOKENS] if name in state}
         moments = optimizer.init(state)
 
         @jax.jit
         def step(state, moments, params):
-            gradient, _ = jax.grad(loss_fn, has_aux=True)(state, params, batch, key)
+            gradient = jax.grad(lambda state: loss_fn(state | fixed, params, batch, key)[0])(state)
             updates, new_moments = optimizer.update(gradient, moments, state)
             return optax.apply_updates(state, updates), new_moments
 

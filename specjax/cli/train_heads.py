@@ -16,7 +16,7 @@ from specjax.bench.measure import with_progress
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.environment import distributed, use_compilation_cache
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import expand_user
+from specjax.core.files import check_writable, expand_user
 from specjax.core.pytree import cast_floats
 from specjax.core.settings import setting
 from specjax.data.conversations import Conversation, read_conversations
@@ -83,8 +83,8 @@ class TrainHead(TargetOptions):
     batches: DataOptions = field(default_factory=DataOptions)
     hidden_states: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Keep the target's hidden states of all texts here, and read them in every epoch, and in other
-    runs on the same texts. Steps are several times as fast; the folder takes, for each token and
-    layer that the head reads, the hidden size in the dtype."""
+    runs on the same texts: faster from the second epoch on. Each token takes one vector of the
+    hidden size for each layer that the head reads."""
     remat: bool = False
     """Recompute activations for the gradients instead of storing them: slower, less memory."""
     fsdp: bool = False
@@ -113,7 +113,9 @@ class TrainHead(TargetOptions):
                 "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
             )
         if self.hidden_states is not None and jax.process_count() > 1:
-            raise SpecjaxError("--hidden-states keeps those of one process; leave it out here")
+            raise SpecjaxError(
+                "--hidden-states works in one process; leave it out, or --distributed"
+            )
         conversations = read_all(sources, self.limit, seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         # Validate everything before the slow work.
@@ -129,6 +131,8 @@ class TrainHead(TargetOptions):
         head, start = self.head_to_train(target)
         frozen = FrozenModel.of(target)
         check_trainable(head, frozen)
+        if self.hidden_states is not None:
+            check_writable(expand_user(self.hidden_states))
         if SELF in sources:
             count, file = self.limit or NUM_QUESTIONS, out / "questions.jsonl"
             watch = partial(with_progress, doing="Generating questions")
@@ -206,7 +210,7 @@ class TrainHead(TargetOptions):
             head = type(head)(replace(head.config, draft_vocab_size=drafted))
         requested = shape_of(new_head)
         for name, value in shape_of(head).items():
-            if value != requested[name]:
+            if value != requested.get(name, 0):
                 flag = self.training.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
                     f"{self.start} has {name} {value}, but the options request {requested[name]}; "

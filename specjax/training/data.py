@@ -207,7 +207,7 @@ def _rename(sequence: NumpyBatch) -> NumpyBatch:
 
 
 def _in_this_thread() -> Any:
-    """Reads without threads: examples are in memory already."""
+    """Reads without threads: examples are in memory, or mapped into it."""
     import grain
 
     return grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

@@ -1,7 +1,7 @@
-"""Keeps the target's hidden states of texts in a folder, for all epochs, and runs, that read them.
+"""Keeps the target's hidden states on disk, for every epoch and run over the same texts.
 
-They take the place of the target's pass in every step, as in EAGLE's released code. Each text is
-found by its tokens, whatever others a run reads.
+They take the place of the target's pass in every step, as in EAGLE's released code. Texts are
+looked up by their tokens, so runs over different texts can share a folder.
 """
 
 import json
@@ -42,12 +42,12 @@ def with_hidden_states(
 ) -> list[Example]:
     """Returns the examples with the target's hidden states, after some of its layers.
 
-    `folder` keeps them, in the target's dtype, for any other run that reads some of the texts;
-    `watch` sees how those that are missing are computed. Raises SpecjaxError where the folder
-    cannot be written, or holds a damaged file.
+    `folder` keeps them, in the target's dtype; `watch` wraps the batches still to be computed, to
+    show progress. Raises SpecjaxError if the folder cannot be written, or holds a damaged file.
     """
     dtype, width = target.model.dtype(target.params), len(layers) * target.model.config.hidden_size
-    parts = folder / f"{checksum((target.params, np.asarray(layers))):08x}-{np.dtype(dtype).name}"
+    about = repr((target.model.config, layers, checksum(target.params), np.dtype(dtype).name))
+    parts = folder / sha256(about.encode()).hexdigest()[:16]
     names = [sha256(example.tokens.tobytes()).hexdigest() for example in examples]
     kept = _kept(parts, dtype, width)
     missing = {n: text for n, text in zip(names, examples, strict=True) if n not in kept}
@@ -73,9 +73,10 @@ def _kept(parts: Path, dtype: DTypeLike, width: int) -> dict[str, Float[np.ndarr
         sizes = read_json(part / SIZES)
         ends = np.cumsum([*sizes.values()])
         with readable(part / STATES):
+            size = (part / STATES).stat().st_size
+            if not sizes or size != ends[-1] * width * np.dtype(dtype).itemsize:
+                raise SpecjaxError(f"{part} is damaged; delete it, and the next run makes it again")
             states = np.memmap(part / STATES, dtype, "r")
-        if states.size != ends[-1] * width:
-            raise SpecjaxError(f"{part / STATES} is damaged; delete {part}, and it is made again")
         kept |= dict(zip(sizes, np.split(states.reshape(-1, width), ends[:-1]), strict=True))
     return kept
 

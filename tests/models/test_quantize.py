@@ -163,9 +163,9 @@ def test_heads_start_with_the_target_s_lm_head():
     frozen = FrozenModel(model, few)
     table = dequantized(model.lm_head(few))
     medusa = MedusaHeads(MedusaConfig.for_target(model.config, 1))
-    own = new_params(medusa, frozen, 0, ())
+    own = new_params(medusa, frozen, 0, {})
     np.testing.assert_array_equal(own["lm_heads_0"]["weight"], table)
-    own = new_params(Eagle3Head(Eagle3Config.for_target(model.config)), frozen, 0, ())
+    own = new_params(Eagle3Head(Eagle3Config.for_target(model.config)), frozen, 0, {})
     np.testing.assert_array_equal(own["lm_head"]["weight"], table)
 
 

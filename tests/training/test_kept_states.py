@@ -1,5 +1,7 @@
 """The target's hidden states of texts: computed once, for every epoch and run."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,8 +48,10 @@ def test_a_text_has_its_states_whatever_runs_read_before(tmp_path, monkeypatch, 
 def test_another_target_or_other_layers_are_read_anew(tmp_path):
     with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
     tuned = MODEL._replace(params=FROZEN | {"lm_head": {"weight": FROZEN["lm_head"]["weight"] + 1}})
-    for number, other in enumerate([(MODEL, (-1,)), (tuned, LAYERS)], 2):
-        with_hidden_states(EXAMPLES, *other, tmp_path)
+    other = type(TARGET)(replace(TARGET.config, rms_norm_eps=0.1))
+    others = [(MODEL, (-1,)), (tuned, LAYERS), (MODEL._replace(model=other), LAYERS)]
+    for number, changed in enumerate(others, 2):
+        with_hidden_states(EXAMPLES, *changed, tmp_path)
         assert len([*tmp_path.iterdir()]) == number
 
 
@@ -68,10 +72,11 @@ def test_an_interrupted_reading_leaves_whole_parts(tmp_path, monkeypatch):
     )
 
 
-def test_damaged_states_are_an_error(tmp_path):
+@pytest.mark.parametrize("end", [-1, -4, 0])
+def test_damaged_states_are_an_error(tmp_path, end):
     with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
     (file,) = tmp_path.glob(f"*/*/{kept_states.STATES}")
-    file.write_bytes(file.read_bytes()[:-4])
+    file.write_bytes(file.read_bytes()[:end])
     with pytest.raises(SpecjaxError, match="is damaged; delete"):
         with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
 

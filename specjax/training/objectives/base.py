@@ -48,7 +48,7 @@ class Teacher(NamedTuple):
     """The target's outputs at some slots, without gradients."""
 
     features: Float[Array, "B C D"]
-    logits: Float[Array, "B C V"]
+    logits: Float[Array, "B C V"]  # or of a draft vocabulary: see `Step.losses`
     labels: Int[Array, "B C"]  # the tokens of the text that follow the slots
 
 
@@ -154,6 +154,7 @@ class Step:
             hidden = hidden_states(self.target, self.frozen, self.layers, *self.places)
             hidden = hidden.reshape(*hidden.shape[:2], -1)
         size = self.target.config.hidden_size
+        assert hidden.shape[-1] == len(self.layers) * size
         object.__setattr__(self, "features", hidden[:, :, :size])
         object.__setattr__(self, "tapped", hidden[:, :, size:])
 

@@ -2,7 +2,8 @@
 
 Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty". Slot t counts
 if token t + 2, which it drafts, belongs to an answer; the released code counts it if token t does.
-The target runs in the training step; the released code keeps its features on disk.
+The target runs in the training step; the released code keeps its features on disk, as
+`kept_states` does.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.core.settings import setting
+from specjax.core.settings import SettingError, setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle import EagleConfig, EagleHead
-from specjax.models.heads.layered import LayeredHead
+from specjax.models.quantize import Weight
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics, smooth_l1
 from specjax.training.objectives.base import HeadTraining, Prediction, Step, Teacher
@@ -36,7 +37,14 @@ class FeatureTraining(HeadTraining):
     """Width of the uniform noise on input features, for a text of 512 tokens; less for longer."""
     draft_vocab: int = setting(0, at_least=0)
     """Tokens that it can draft, the most frequent in the answers; 0: all. With fewer, training and
-    drafting are faster, and distributions are compared given that the token can be drafted."""
+    drafting are faster, and losses and accuracy compare these tokens alone."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.draft_vocab and self.distribution_loss != "cross-entropy":
+            raise SettingError(
+                "draft_vocab", "must be 0 with an LK loss, which compares all tokens"
+            )
 
     def noisy_features(self, step: Step) -> Float[Array, "B T D"]:
         """Adds uniform noise to the target's features, narrower on longer texts, as released."""
@@ -49,14 +57,12 @@ class FeatureTraining(HeadTraining):
 
     def feature_losses(
         self,
-        head: LayeredHead,
-        params: Any,
         step: Step,
         predictions: Sequence[Prediction],
+        lm_head: Weight | None,
         decays: Sequence[float] | None = None,
     ) -> LossAndMetrics:
         """Returns the loss of predicted features, the inputs of the predictions, and its parts."""
-        lm_head = head.lm_head_rows(step.weights(params))
 
         def values_of(_: Any, predicted: Prediction, teacher: Teacher) -> SlotValues:
             distance = smooth_l1(predicted.inputs, teacher.features)
@@ -87,4 +93,5 @@ class EagleTraining(FeatureTraining):
 
     def step_loss(self, head: EagleHead, params: Any, step: Step) -> LossAndMetrics:
         predicted, _ = step.run_head(head, params, step.embed(1), self.noisy_features(step))
-        return self.feature_losses(head, params, step, [Prediction(1, predicted)])
+        lm_head = head.lm_head_rows(step.weights(params))
+        return self.feature_losses(step, [Prediction(1, predicted)], lm_head)

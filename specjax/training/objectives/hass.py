@@ -57,13 +57,15 @@ class HassTraining(EagleTraining):
             is_first = _is_first(step.batch["segments"])[..., None]
             features = jnp.where(is_first, features, jnp.roll(predicted, 1, axis=1))
             if self.token_alignment > 0:
-                best = map_slots(lambda x: {"best": best_token(step.logits(x, lm_head))}, predicted)
-                drafted = best["best"] if lm_head is None else params[DRAFT_TOKENS][best["best"]]
-                drafted = step.target.embed(step.frozen, drafted)
+                best = map_slots(
+                    lambda x: {"token": best_token(step.logits(x, lm_head))}, predicted
+                )
+                token = best["token"] if lm_head is None else params[DRAFT_TOKENS][best["token"]]
+                drafted = step.target.embed(step.frozen, token)
                 key = jax.random.fold_in(step.key, number)
                 embedded = self.align_tokens(text, drafted, step.batch["segments"], key)
         decays = [self.step_decay**number for number in range(self.align_steps)]
-        return self.feature_losses(head, params, step, predictions, decays)
+        return self.feature_losses(step, predictions, lm_head, decays)
 
     def align_tokens(
         self,

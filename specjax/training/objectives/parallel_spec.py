@@ -104,4 +104,4 @@ class ParallelEagleTraining(ParallelTraining, FeatureTraining):
 
     def step_loss(self, head: ParallelHead, params: Any, step: Step) -> LossAndMetrics:
         predictions = self.group(head, params, step, self.noisy_features(step))
-        return self.feature_losses(head, params, step, predictions)
+        return self.feature_losses(step, predictions, head.lm_head_rows(step.weights(params)))
