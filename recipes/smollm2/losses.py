@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 from recipes.heads import Recipe, Run, main
-from recipes.smollm2.heads import COMMON, EAGLE3, LK, lasting
+from recipes.smollm2.heads import COMMON, lasting
 
+EAGLE3 = ("--draft-vocab", "16384", "--test-steps", "3")
+LK = ("--distribution-loss", "lk-lambda")
 START = ("--start", str(Path(__file__).parent / "heads/eagle"))
 METHODS = {"parallel-eagle": (5e-4, START), "eagle3": (1e-3, EAGLE3)}  # learning rate, settings
 LOSSES = {"published": (), "lk-lambda": LK}

@@ -19,7 +19,7 @@ from tests.decoding.tiny import slow_except
 
 WEIGHTS = pocket_folder().parent
 RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2, COMPARISON) for name in recipe.runs]
-QUICK = (POCKET, "hass-3-distilled"), (POCKET, "medusa-distilled"), (SMOLLM2, "eagle3-lk")
+QUICK = (POCKET, "hass-3-distilled"), (POCKET, "medusa-distilled"), (SMOLLM2, "eagle3")
 
 
 @pytest.mark.parametrize("recipe, name", slow_except(RUNS, *QUICK))
