@@ -107,15 +107,8 @@ class TrainHead(TargetOptions):
         check_batch(mesh, self.batches.batch_size, "batch_size")
         sources, seed = self.data or (POCKET,), self.loop.seed
         is_distilled = self.distill or SELF in sources
-        if is_distilled and jax.process_count() > 1:
-            raise SpecjaxError(
-                "--distill runs in one process: run this without --distributed until training "
-                "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
-            )
-        if self.hidden_states is not None and jax.process_count() > 1:
-            raise SpecjaxError(
-                "--hidden-states works in one process; leave it out, or --distributed"
-            )
+        if jax.process_count() > 1:
+            self._check_distributed(is_distilled)
         conversations = read_all(sources, self.limit, seed, not is_distilled)
         target = self.load_target(mesh=mesh, fsdp=self.fsdp)
         # Validate everything before the slow work.
@@ -145,11 +138,7 @@ class TrainHead(TargetOptions):
                 "to train on and one to measure the head on; add more --data"
             )
         held_out, conversations = split(conversations, self.eval_prompts)
-        method = self.training.measured_as or self.method
-        published = METHODS[method].published(target.config)
-        drafter = METHODS.make(method, target.config, published, head)
-        if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
-            drafter = METHODS.make(method, target.config, published | {"tree": "dynamic"}, head)
+        drafter = self._measured_drafter(target, head)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
             file = out / "distilled.jsonl"
@@ -170,6 +159,25 @@ class TrainHead(TargetOptions):
         if trained.best_score is not None:
             print(f"best at step {trained.best_step}: accepted length {trained.best_score:.2f}")
         print(f"written to {out / HEAD}")
+
+    def _check_distributed(self, is_distilled: bool) -> None:
+        if is_distilled:
+            raise SpecjaxError(
+                "--distill runs in one process: run this without --distributed until training "
+                "starts, then pass --data OUT/distilled.jsonl without --distill to all processes"
+            )
+        if self.hidden_states is not None:
+            raise SpecjaxError(
+                "--hidden-states works in one process; leave it out, or --distributed"
+            )
+
+    def _measured_drafter(self, target: LoadedTarget, head: Any) -> Drafter:
+        method = self.training.measured_as or self.method
+        published = METHODS[method].published(target.config)
+        drafter = METHODS.make(method, target.config, published, head)
+        if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
+            return METHODS.make(method, target.config, published | {"tree": "dynamic"}, head)
+        return drafter
 
     @property
     def format(self) -> HeadFormat:

@@ -48,15 +48,19 @@ def command_line() -> str:
 
 
 def revision() -> str | None:
-    """Returns the commit of this source tree, marked `-dirty` if changed; None if there is none."""
+    """Returns the last commit that changed the package or its kernels; None outside git.
+
+    Marked `-dirty` if any file of the repository has changed since its last commit.
+    """
 
     def git(*arguments: str) -> str:
-        options = {"cwd": here.parent, "capture_output": True, "text": True, "check": True}
+        options = {"cwd": package.parent, "capture_output": True, "text": True, "check": True}
         return subprocess.run(["git", *arguments], **options).stdout.strip()
 
-    here = Path(__file__)
+    package = Path(__file__).parents[1]
     try:
-        git("ls-files", "--error-unmatch", here.name)  # fails in another repository
-        return git("describe", "--always", "--dirty", "--abbrev=40")
+        git("ls-files", "--error-unmatch", __file__)  # fails in another repository
+        is_dirty = git("describe", "--always", "--dirty").endswith("-dirty")
+        return git("log", "-1", "--format=%H", "--", package.name, "native") + "-dirty" * is_dirty
     except (OSError, subprocess.CalledProcessError):
         return None
