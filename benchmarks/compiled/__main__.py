@@ -29,7 +29,7 @@ from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_size, main
 from specjax import SpecjaxError
 from specjax.core.files import read_json, writable
-from specjax.core.provenance import machine, versions
+from specjax.core.provenance import machine, revision, versions
 from specjax.models import quantize
 from specjax.models.sharding import Placement, make_mesh
 
@@ -155,7 +155,8 @@ def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) ->
         rows.append(measure(made, device))
         jax.clear_caches()
     found = at_depth(rows, about["compiled"], about["layers"])
-    return case._asdict() | about | {"versions": versions()["jax"], "machine": machine()} | found
+    source = {"revision": revision(), "versions": versions()["jax"], "machine": machine()}
+    return case._asdict() | about | source | found
 
 
 def _keep(path: Path, row: Row) -> None:
@@ -167,13 +168,13 @@ def _keep(path: Path, row: Row) -> None:
         key=lambda each: (
             order[0].index(each["device"]),
             order[1].index(each["size"]),
-            KINDS.index(each.get("quantize", NONE)),
-            each.get("padded_width", 0),
+            KINDS.index(each["quantize"]),
+            each["padded_width"],
             each["temperature"],
             each["method"] == TRAINING,
             (len(each["compiled"]), each["compiled"]),
             order[2].index(each["method"]),
-            *(each["prompt"], each["new"], each.get("batch", 1), each.get("mesh", "")),
+            *(each["prompt"], each["new"], each["batch"], each["mesh"]),
         )
     )
     with writable(path.parent):

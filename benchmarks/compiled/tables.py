@@ -4,10 +4,11 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from benchmarks.compiled.devices import DEVICES
-from benchmarks.compiled.measure import NONE, Row
+from benchmarks.compiled.measure import NONE, Case, Row
 from benchmarks.harness import table
 
 NOTES = """# Programs compiled without the device
@@ -74,33 +75,20 @@ MEMORY = {
 GIGA = ("draft_read", "pass_read", "step_read", "held", "step_moved")
 
 
-# Rows of earlier versions lack them.
-OPTIONAL = {"quantize": NONE, "batch": 1, "mesh": "", "padded_width": 0}
-
-
 def key(row: Row) -> tuple:
     """Returns the key of a row, which is unique."""
-    names = ("device", "size", "method", "temperature", "layers", "compiled", "prompt", "new")
-    return *_optional(row), *(json.dumps(row[name]) for name in names)
-
-
-def _optional(row: Row) -> list[Any]:
-    return [row.get(*each) for each in OPTIONAL.items()]
+    return tuple(json.dumps(row[name]) for name in (*Case._fields, "layers", "compiled"))
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Returns one table for each device, size and temperature."""
-    parts = [NOTES]
-    for _, group in groupby(
-        rows,
-        lambda row: (
-            *(row[name] for name in ("device", "size", "temperature", "new", "compiled")),
-            *_optional(row),
-        ),
-    ):
+    sources = sorted({f"revision {row['revision']} with JAX {row['versions']}" for row in rows})
+    parts = [NOTES, f"Compiled from {' and '.join(sources)}.\n"]
+    shared = [name for name in (*Case._fields, "compiled") if name not in ("method", "prompt")]
+    for _, group in groupby(rows, itemgetter(*shared)):
         table_rows = list(group)
         first, depths = table_rows[0], table_rows[0]["compiled"]
-        kind, mesh = first.get("quantize", NONE), first.get("mesh")
+        kind, mesh = first["quantize"], first["mesh"]
         how = f"temperature {first['temperature']:g}, top-p" if first["temperature"] else "greedy"
         titles = [DEVICES[first["device"]].name, first["size"]]
         titles += [kind] if kind != NONE else []
@@ -109,7 +97,7 @@ def markdown(rows: Sequence[Row]) -> str:
         lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
         lines += [f"{first['new']} new tokens"] if first["new"] else []
         lines += [f"mesh {mesh}"] if mesh else []
-        width = first.get("padded_width")
+        width = first["padded_width"]
         lines += [f"passes padded to {width} tokens"] if width else []
         about = f"{'; '.join(lines)}. `{_command(table_rows)}`"
         parts.append(f"## {', '.join(titles)}\n\n{about}\n\n{_table(table_rows)}\n")
@@ -124,13 +112,13 @@ def _command(rows: Sequence[Row]) -> str:
         "sizes": [first["size"]],
         "methods": dict.fromkeys(row["method"] for row in rows),
         "temperatures": [first["temperature"]],
-        "quantize": [first.get("quantize", NONE)],
+        "quantize": [first["quantize"]],
         "layers": first["compiled"],
         "prompt-length": dict.fromkeys(row["prompt"] for row in rows),
         "max-new-tokens": [first["new"]] if first["new"] else [],
-        "batch-size": [first.get("batch", 1)],
-        "mesh": [first["mesh"]] if first.get("mesh") else [],
-        "padded-width": [first["padded_width"]] if first.get("padded_width") else [],
+        "batch-size": [first["batch"]],
+        "mesh": [first["mesh"]] if first["mesh"] else [],
+        "padded-width": [first["padded_width"]] if first["padded_width"] else [],
     }
     words = [f"--{name} {' '.join(map(str, each))}" for name, each in values.items() if each]
     return " ".join(["python -m benchmarks.compiled", *words])
@@ -146,12 +134,12 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cell(row: Row, form: str) -> str:
-    """Writes one figure; a row of an earlier version may lack it."""
+    """Writes one figure; not every row has it."""
     values = {name: value for name, value in row.items() if value is not None}
     if "widths" in row:
         values["widths"] = " ".join(map(str, row["widths"]))
         values["x_floor"] = row["pass_read"] / row["floor"]
-    if row.get("mesh"):
+    if row["mesh"]:
         values["moved"] = (row.get("draft_moved", 0) + row.get("pass_moved", 0)) / 1e6
     else:
         values = {name: value for name, value in values.items() if "collectives" not in name}
