@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 from benchmarks.compiled.devices import DEVICES
 from benchmarks.compiled.measure import NONE, Case, Row
