@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.smollm2.heads import RUNS
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import ALL
@@ -46,6 +47,7 @@ COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the
     ("ParallelSpec accepts more than Medusa", "parallel-medusa", "medusa", "accepted", 1, "1.38"),
     ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
 )
+STEPS = (250, 500, 1000, 2000)  # of a training whose accepted lengths are shown
 NUM_BARS = 4
 GREY = "#767676"  # readable on white and on black
 COLOURS = {"transformers": "#c2583c", "llama.cpp": "#3c7dc2"}
@@ -143,7 +145,8 @@ def page(figures: Figures) -> str:
         conditions=condition_table(figures),
         weights=weight_table(figures),
         choice=choice_table(figures),
-        heads=head_table(figures),
+        curves=curve_table(figures),
+        gains=_gains(figures),
     )
 
 
@@ -295,13 +298,23 @@ def claim_table(figures: Figures) -> str:
     return table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
 
 
-def head_table(figures: Figures) -> str:
-    """Lists how long the heads in the repository were trained, and what they reached."""
-    rows = [
-        [_name(name), str(head["step"]), f"{head['score']:.2f}"]
-        for name, head in figures.about["heads"].items()
-    ]
-    return table(["head", "steps of its last training", "accepted length, held-out texts"], rows)
+def curve_table(figures: Figures) -> str:
+    """Lists the accepted length of each head after some steps of its training."""
+    rows = []
+    for name, curve in figures.about["curves"].items():
+        *_, (step, last) = curve.items()
+        measured = [f"{curve[x]:.2f}" if (x := str(count)) in curve else "" for count in STEPS]
+        start = RUNS[name].start
+        rows.append([_name(name), _name(start) if start else "", *measured, f"{last:.2f} ({step})"])
+    return table(["run", "starts from", *map(str, STEPS), "last (steps)"], rows)
+
+
+def _gains(figures: Figures) -> str:
+    """Returns how much more HASS accepts than EAGLE after the same further training."""
+    last = {name: [*curve.values()][-1] for name, curve in figures.about["curves"].items()}
+    pairs = [("hass", "eagle-longer"), ("hass-short", "eagle-short")]
+    ratios = [f"{last[x] / last[y]:.2f}" for x, y in pairs if {x, y} <= {*last}]
+    return " and ".join(ratios) or "(not measured)"
 
 
 def _name(method: str) -> str:

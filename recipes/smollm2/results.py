@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
+from recipes.smollm2.heads import KEPT, RUNS
 from recipes.smollm2.page import FIGURES, NODES, ROOT, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
 from specjax import SpecjaxError, load
@@ -35,6 +36,7 @@ from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
 from specjax.models.native import cheap_rows
+from specjax.training.run_folder import METRICS
 
 HEADS = Path(__file__).with_name("heads")
 UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
@@ -107,7 +109,7 @@ class Options:
             for number, name in enumerate(PARTS, 1):
                 print(f"part {number} of {len(PARTS)}: {name}", file=sys.stderr, flush=True)
                 self._measure(name, sources, folder.path)
-        return figures_of(folder)
+        return figures_of(folder, expand_user(self.runs))
 
     def _measure(self, name: str, sources: Mapping[str, Path], out: Path) -> None:
         part = PARTS[name]
@@ -157,7 +159,7 @@ def sources_at(runs: Path) -> dict[str, Path]:
     return sources
 
 
-def figures_of(folder: RunFolder) -> dict[str, Any]:
+def figures_of(folder: RunFolder, runs: Path) -> dict[str, Any]:
     """Returns the figures of all parts, and what they are about."""
     parts = {name: read_results(folder.path / name) for name in PARTS}
     about = read_json(folder.path / folder.config)
@@ -168,12 +170,26 @@ def figures_of(folder: RunFolder) -> dict[str, Any]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
     names = ("dtype", "products", "num_prompts", "max_new_tokens", "bandwidth")
     about |= {name: first[name] for name in names} | {"nodes": cheap_rows()}
-    about["heads"] = {
-        path.parent.name: {key: read_json(path)["specjax"][key] for key in ("step", "score")}
-        for path in sorted(HEADS.glob("*/config.json"))
-    }
+    about["curves"] = curves_at(runs)
     rows = [row_of(name, row) for name, part in parts.items() for row in part.rows]
     return {"about": about, "rows": [row for row in rows if _is_shown(row)]}
+
+
+def curves_at(runs: Path) -> dict[str, dict[str, float]]:
+    """Returns the accepted lengths that each training measured, by step.
+
+    Of a head that ships without its run folder, only the step that was kept is known.
+    """
+    curves = {}
+    for name in RUNS:
+        rows = RunFolder(runs / name).records(METRICS)
+        lengths = {r["step"]: r["accepted_length"] for r in rows if "accepted_length" in r}
+        if not lengths and (shipped := [head for head, run in KEPT.items() if run == name]):
+            kept = read_json(HEADS / shipped[0] / "config.json")["specjax"]
+            lengths = {kept["step"]: kept["score"]}
+        if lengths:
+            curves[name] = {str(step): round(length, 2) for step, length in lengths.items()}
+    return curves
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:

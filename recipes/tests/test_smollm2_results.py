@@ -115,7 +115,7 @@ def test_a_command_measures_all_parts_and_keeps_to_one_revision(tmp_path, monkey
         measured(tmp_path / "out", monkeypatch, "other")
     RunFolder(tmp_path / "out" / "int8").write_json("run.json", {"revision": "other"})
     with pytest.raises(SpecjaxError, match="int8 has another revision"):
-        figures_of(RunFolder(tmp_path / "out", "results.json"))
+        figures_of(RunFolder(tmp_path / "out", "results.json"), tmp_path)
 
 
 def test_all_pages_quote_the_figures_of_the_repository(tmp_path):
