@@ -4,7 +4,7 @@ For one row and for more, behind each length of cache: the time of a pass over t
 and over the time in which this machine reads the pass's bytes, weights and cache, once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -60,6 +60,15 @@ def passes(target: LoadedTarget, num_rows: int, num_slots: int, count: int) -> C
     return partial(run, target.params)
 
 
+def pass_seconds(
+    target: LoadedTarget, widths: Sequence[int], num_slots: int, count: int, repeats: int
+) -> dict[int, float]:
+    """Returns the median seconds of a pass of each width, timed in turn, `count` passes a run."""
+    programs = {str(rows): passes(target, rows, num_slots, count) for rows in widths}
+    timed = in_turn(programs, repeats)
+    return {rows: median(timed[str(rows)]) / count for rows in widths}
+
+
 def run(options: RowsOptions) -> None:
     """Measures and prints the table."""
     at_least_1(options, "passes", "repeats")
@@ -69,17 +78,12 @@ def run(options: RowsOptions) -> None:
     target = load(options.target, options.dtype or None, quantize=options.quantize or None)
     bandwidth, lines = read_bandwidth(), []
     for num_slots in options.slots:
-        programs = {rows: passes(target, rows, num_slots, options.passes) for rows in widths}
-        runs = {str(rows): program for rows, program in programs.items()}
-        seconds = in_turn(runs, options.repeats)
-        pass_seconds = {
-            rows: median(pass_time) / options.passes for rows, pass_time in seconds.items()
-        }
+        seconds = pass_seconds(target, widths, num_slots, options.passes, options.repeats)
         floor = bytes_per_pass(target, float(num_slots)) / bandwidth
-        for rows, pass_time in pass_seconds.items():
-            ratios = pass_time / pass_seconds["1"], pass_time / floor
+        for rows, pass_time in seconds.items():
+            ratios = pass_time / seconds[1], pass_time / floor
             figures = f"{1e3 * pass_time:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
-            lines.append((str(num_slots), rows, *figures))
+            lines.append((str(num_slots), str(rows), *figures))
     print(table(HEADER, lines))
     weights = options.quantize or target.dtype_name
     print(f"{weights} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")

@@ -144,6 +144,7 @@ def page(figures: Figures) -> str:
         sizes=node_table(figures),
         conditions=condition_table(figures),
         weights=weight_table(figures),
+        passes=pass_table(figures),
         choice=choice_table(figures),
         curves=curve_table(figures),
         gains=_gains(figures),
@@ -235,6 +236,17 @@ def node_table(figures: Figures) -> str:
     methods = figures.ranked(part=f"nodes-{NODES[0]}")
     rows = [[_name(method), *(cell(method, nodes) for nodes in NODES)] for method in methods]
     return table(["", *(f"{nodes} nodes" for nodes in NODES)], rows)
+
+
+def pass_table(figures: Figures) -> str:
+    """Lists how long a pass takes by its width and the weights, over that of one token."""
+    rows = []
+    for weights, seconds in figures.about["passes"].items():
+        one = seconds["1"]
+        others = [f"{value / one:.2f}" for width, value in seconds.items() if width != "1"]
+        rows.append([weights, f"{1e3 * one:.1f} ms", *others])
+    widths = [f"{width} tokens" for width in [*seconds][1:]]
+    return table(["weights", "one token", *widths], rows)
 
 
 def weight_table(figures: Figures) -> str:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
+from benchmarks.rows import pass_seconds
 from recipes.smollm2.heads import KEPT, RUNS
 from recipes.smollm2.page import FIGURES, NODES, ROOT, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
@@ -48,6 +49,8 @@ FOLDERS = {  # what a method reads
 SAMPLED = ("pld-plus", "pld+recycling", "hass", "hybrid")
 COMBINED = {"hybrid": ("pld-plus", "hass"), "pld+recycling": ("pld", "recycling")}
 SIZED = ("pld-plus", "recycling", "hass", *COMBINED)  # measured with trees of several sizes
+PASSES, BFLOAT16 = "passes.json", "bfloat16"
+WIDTHS, SLOTS = (1, 4, 8, 16, 64), 640  # of passes that are timed
 QUICK = ("pld-plus", "recycling", "hass", "hybrid")
 SETTINGS = {  # others have the defaults of a CPU
     "recycling": {"seeded": True},
@@ -109,6 +112,8 @@ class Options:
             for number, name in enumerate(PARTS, 1):
                 print(f"part {number} of {len(PARTS)}: {name}", file=sys.stderr, flush=True)
                 self._measure(name, sources, folder.path)
+            if not (folder.path / PASSES).exists():
+                folder.write_json(PASSES, self._passes())
         return figures_of(folder, expand_user(self.runs))
 
     def _measure(self, name: str, sources: Mapping[str, Path], out: Path) -> None:
@@ -134,6 +139,17 @@ class Options:
             **{"limit": PER_KIND, **part.options, **({"limit": 1} if self.quick else {})},
         )
         run_bench(partial(load, self.target, quantize=part.quantize), options)
+
+    def _passes(self) -> dict[str, dict[int, float]]:
+        """Times passes over few and many tokens, with all weights."""
+        seconds = {}
+        for weights in (BFLOAT16, "int8", "int4"):
+            quantize = weights if weights != BFLOAT16 else None
+            print(f"passes in {weights}", file=sys.stderr, flush=True)
+            target = load(self.target, BFLOAT16, quantize=quantize)
+            counts = (2, 1) if self.quick else (32, 5)
+            seconds[weights] = pass_seconds(target, WIDTHS, SLOTS, *counts)
+        return seconds
 
 
 def settings_of(method: str, nodes: int) -> dict[str, Any]:
@@ -170,7 +186,7 @@ def figures_of(folder: RunFolder, runs: Path) -> dict[str, Any]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
     names = ("dtype", "products", "num_prompts", "max_new_tokens", "bandwidth")
     about |= {name: first[name] for name in names} | {"nodes": cheap_rows()}
-    about["curves"] = curves_at(runs)
+    about["curves"], about["passes"] = curves_at(runs), read_json(folder.path / PASSES)
     rows = [row_of(name, row) for name, part in parts.items() for row in part.rows]
     return {"about": about, "rows": [row for row in rows if _is_shown(row)]}
 

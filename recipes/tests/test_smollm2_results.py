@@ -99,6 +99,8 @@ def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
         Results(folder).write_rows(rows_at(0.0))
 
     monkeypatch.setattr(results, "run_bench", bench)
+    monkeypatch.setattr(results, "load", lambda *_, **options: None)
+    monkeypatch.setattr(results, "pass_seconds", lambda *options: {1: 0.01, 4: 0.015})
     monkeypatch.setattr(results, "use_compilation_cache", lambda: None)
     monkeypatch.setattr(results, "revision", lambda: revision)
     monkeypatch.setattr(results, "questions_in", lambda folder: iter([{"turns": ["Why?"]}]))
