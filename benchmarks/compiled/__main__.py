@@ -86,7 +86,7 @@ def run(options: CompiledOptions) -> None:
     options.check()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # or seconds would be those of a disk
-    path = options.out / "compiled.json"
+    path, source = options.out / "compiled.json", revision()
     before = read_json(path)["rows"] if path.exists() else []
     failed = 0
     for name in options.devices:
@@ -116,7 +116,7 @@ def run(options: CompiledOptions) -> None:
                 continue
             print(" ".join(map(str, case)), file=sys.stderr, flush=True)
             try:
-                row = _row(case, options, device, on)
+                row = _row(case, options, device, on) | {"revision": source}
             except Exception:
                 traceback.print_exc()
                 failed += 1
@@ -155,8 +155,7 @@ def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) ->
         rows.append(measure(made, device))
         jax.clear_caches()
     found = at_depth(rows, about["compiled"], about["layers"])
-    source = {"revision": revision(), "versions": versions()["jax"], "machine": machine()}
-    return case._asdict() | about | source | found
+    return case._asdict() | about | {"versions": versions()["jax"], "machine": machine()} | found
 
 
 def _keep(path: Path, row: Row) -> None:

@@ -80,7 +80,7 @@ def key(row: Row) -> tuple:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Returns one table for each device, size and temperature."""
+    """Returns the page: a table for all requests that differ in method or prompt alone."""
     sources = sorted({f"revision {row['revision']} with JAX {row['versions']}" for row in rows})
     parts = [NOTES, f"Compiled from {' and '.join(sources)}.\n"]
     shared = [name for name in (*Case._fields, "compiled") if name not in ("method", "prompt")]

@@ -133,8 +133,10 @@ def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
     assert row["pass_read"] > row["floor"]
     assert row["cache_copies"] == 0
     assert row["host_syncs"] is None
+    compiled.run(options)  # replaces the row
+    assert len(read_json(tmp_path / "compiled.json")["rows"]) == 1
     printed = capsys.readouterr().out
-    assert "| pld" in printed
+    assert "| pld" in printed and f"Compiled from revision {row['revision']} with" in printed
     assert "; passes padded to 16 tokens. `" in printed and " --padded-width 16`" in printed
     with pytest.raises(SpecjaxError, match="unknown"):
         compiled.run(compiled.CompiledOptions(devices=("h200",)))

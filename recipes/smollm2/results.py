@@ -23,7 +23,7 @@ import tyro
 
 from benchmarks.rows import pass_seconds
 from recipes.smollm2.heads import KEPT, RUNS
-from recipes.smollm2.page import FIGURES, NODES, ROOT, Figures, write_pages
+from recipes.smollm2.page import FIGURES, NODES, ROOT, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
 from specjax import SpecjaxError, load
 from specjax.bench.options import BenchOptions
@@ -50,7 +50,7 @@ SAMPLED = ("pld-plus", "pld+recycling", "hass", "hybrid")
 COMBINED = {"hybrid": ("pld-plus", "hass"), "pld+recycling": ("pld", "recycling")}
 SIZED = ("pld-plus", "recycling", "hass", *COMBINED)  # measured with trees of several sizes
 PASSES, BFLOAT16 = "passes.json", "bfloat16"
-WIDTHS, SLOTS = (1, 4, 8, 16, 64), 640  # of passes that are timed
+SLOTS = 640  # of the cache in passes that are timed
 QUICK = ("pld-plus", "recycling", "hass", "hybrid")
 SETTINGS = {  # others have the defaults of a CPU
     "recycling": {"seeded": True},
@@ -85,7 +85,7 @@ class Options:
     data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("prompts")
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs/results")
     runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
-    """The folder of drafters that do not ship: EAGLE-3, the draft model, the datastore."""
+    """The folder of drafters that do not ship, and of the records of all trainings."""
     quick: bool = False
     """Measure four methods on a question of each kind, with 32 new tokens."""
 
@@ -203,6 +203,7 @@ def curves_at(runs: Path) -> dict[str, dict[str, float]]:
         if not lengths and (shipped := [head for head, run in KEPT.items() if run == name]):
             kept = read_json(HEADS / shipped[0] / "config.json")["specjax"]
             lengths = {kept["step"]: kept["score"]}
+            print(f"without the curve of {name}: {runs / name} is not there", file=sys.stderr)
         if lengths:
             curves[name] = {str(step): round(length, 2) for step, length in lengths.items()}
     return curves

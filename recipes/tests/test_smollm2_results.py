@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.smollm2 import page, results
-from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, Figures, write_pages
+from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import (
     MT_BENCH,
     NUM_EDITED_WORDS,
@@ -20,6 +20,7 @@ from recipes.smollm2.results import (
     PARTS,
     SETTINGS,
     SIZED,
+    curves_at,
     figures_of,
     json_of,
     settings_of,
@@ -100,11 +101,21 @@ def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
 
     monkeypatch.setattr(results, "run_bench", bench)
     monkeypatch.setattr(results, "load", lambda *_, **options: None)
-    monkeypatch.setattr(results, "pass_seconds", lambda *options: {1: 0.01, 4: 0.015})
+    seconds = iter(3 * [dict.fromkeys(WIDTHS, 0.01)])  # of each kind of weights, once
+    monkeypatch.setattr(results, "pass_seconds", lambda *options: next(seconds))
     monkeypatch.setattr(results, "use_compilation_cache", lambda: None)
     monkeypatch.setattr(results, "revision", lambda: revision)
     monkeypatch.setattr(results, "questions_in", lambda folder: iter([{"turns": ["Why?"]}]))
     return results.Options("model.gguf", out.parent, out, runs=out).measured()
+
+
+def test_curves_have_the_measured_steps_of_a_run_or_the_kept_one_of_a_head(tmp_path):
+    (tmp_path / "hass").mkdir()
+    records = {"step": 10, "loss": 2.0}, {"step": 20, "accepted_length": 1.234}
+    RunFolder(tmp_path / "hass").write_records("metrics.jsonl", records)
+    curves = curves_at(tmp_path)
+    assert curves["hass"] == {"20": 1.23} and len(curves["eagle-longer"]) == 1
+    assert "eagle-short" not in curves
 
 
 def test_a_command_measures_all_parts_and_keeps_to_one_revision(tmp_path, monkeypatch):

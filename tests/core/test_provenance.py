@@ -23,5 +23,11 @@ def test_a_revision_is_the_last_commit_that_changed_the_package(tmp_path, monkey
     git("add", ".")
     git("commit", "-qm", "docs")
     assert provenance.revision() == code
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "kernel.cc").touch()
+    git("add", ".")
+    git("commit", "-qm", "kernel")
+    code = git("rev-parse", "HEAD")
+    assert provenance.revision() == code
     (tmp_path / "README.md").write_text("changed")
     assert provenance.revision() == code + "-dirty"
