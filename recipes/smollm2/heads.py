@@ -8,8 +8,8 @@ seed and 300 with another, and so does ParallelSpec for EAGLE, with new masks. T
 EAGLE-3, read 5 million tokens in all. Distributions are compared over the tokens that are drafted.
 ParallelSpec for Medusa is also trained to read the target's features, as Medusa does and the
 paper's head does not. Medusa and Hydra read the target's LM head: a separate one for each depth
-would be larger than the target. Hydra's head is not kept: its 16 blocks would add 26 MB to the 34
-MB of the others.
+would be larger than the target. Hydra's and EAGLE-3's heads are not kept: they would add 46 MB to
+the 36 MB of the others.
 """
 
 import sys
