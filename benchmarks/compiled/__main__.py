@@ -6,9 +6,9 @@ only: `pip install libtpu` for TPUs, `pip install jax-cuda12-plugin[with-cuda]` 
 kept in compiled.json and the tables in compiled.md; what changed since the last run is listed.
 
 Two depths are compiled and costs taken as linear in the layers; `--layers 32` compiles the whole
-model, and only then are seconds those of the whole model. With several devices figures are those of
-one of them; --mesh sets how they share the work. The method train-hass is a training step over
---batch-size texts of --prompt-length tokens, with the target's weights split over data too.
+model. With several devices figures are those of one of them; --mesh sets how they share the work.
+The method train-hass is a training step over --batch-size texts of --prompt-length tokens, with the
+target's weights split over data too.
 """
 
 import json
@@ -85,7 +85,7 @@ def run(options: CompiledOptions) -> None:
     """Compiles every selected program, and writes each row once it is known."""
     options.check()
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # or seconds would be those of a disk
+    jax.config.update("jax_enable_compilation_cache", False)  # programs from it leave no dump
     path, source = options.out / "compiled.json", revision()
     before = read_json(path)["rows"] if path.exists() else []
     failed = 0

@@ -1,7 +1,6 @@
 """Compiles a request, or a training step, and reads its costs from the program."""
 
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -214,33 +213,29 @@ def _made(method: str, target: LoadedTarget) -> Made:
 
 def measure(program: Measurable, device: Device) -> Row:
     """Compiles a program for a device, or several, and returns its costs on each."""
-    started = time.perf_counter()
     lowered = program.lower()
-    traced = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = COMPILER_OPTIONS | UNTUNED
         options |= BEFORE_AMPERE if device.dtype == "float16" else {}
         options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         compiled = lowered.compile(options if device.is_cuda else {})
-        done = time.perf_counter()
         syncs = sum(host_synchronisations(each.read_text()) for each in Path(folder).glob(THUNKS))
     text, memory = compiled.as_text(), compiled.memory_analysis()
     assert text is not None and memory is not None
-    row: Row = {"trace_s": traced - started, "compile_s": done - traced}
-    row["temporary"] = memory.temp_size_in_bytes
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    row: Row = {"temporary": memory.temp_size_in_bytes}
     row["held"] = held - memory.alias_size_in_bytes
     row["host_syncs"] = syncs if device.is_cuda else None
     return row | program.costs(Program(text), device)
 
 
-WHOLE = ("widths", "host_syncs", "cache_copies", "trace_s", "compile_s")  # as in the deepest
+WHOLE = ("widths", "host_syncs", "cache_copies")  # as in the deepest
 
 
 def at_depth(rows: Sequence[Row], layers: Sequence[int], depth: int) -> Row:
     """Returns the costs of a model of `depth` layers from those of one or two less deep ones.
 
-    All layers cost the same, so costs are linear in their number. Seconds are of the deepest.
+    All layers cost the same, so costs are linear in their number.
     """
     last = rows[-1]
     if len(rows) == 1:

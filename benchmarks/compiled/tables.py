@@ -34,8 +34,7 @@ Per training step:
 - On TPUs, the memory of a training step is not linear in the number of layers. Programs of 2 and
   3 layers overestimate it by 5 to 6 GB, so those of the 70B are compiled whole.
 """
-SLACK = {"trace_s": 0.25, "compile_s": 0.25}  # of seconds, which are noisy; of all others:
-EXACT = 0.005
+EXACT = 0.005  # a figure that differs by this share or more is another one
 ROUND = {
     "method": "{method}",
     "prompt": "{prompt}",
@@ -68,8 +67,6 @@ MEMORY = {
     "temporary MB": "{temporary:.0f}",
     "held GB": "{held:.1f}",
     "of GB": "{memory:.0f}",
-    "trace s": "{trace_s:.1f}",
-    "compile s": "{compile_s:.1f}",
 }
 GIGA = ("draft_read", "pass_read", "step_read", "held", "step_moved")
 
@@ -92,7 +89,7 @@ def markdown(rows: Sequence[Row]) -> str:
         titles = [DEVICES[first["device"]].name, first["size"]]
         titles += [kind] if kind != NONE else []
         titles += [how if first["new"] else "training"]
-        depth = f"from programs of {' and '.join(map(str, depths))} layers, whose seconds are shown"
+        depth = f"from programs of {' and '.join(map(str, depths))} layers"
         lines = [f"{first['layers']} layers, {depth if len(depths) == 2 else 'compiled whole'}"]
         lines += [f"{first['new']} new tokens"] if first["new"] else []
         lines += [f"mesh {mesh}"] if mesh else []
@@ -166,6 +163,6 @@ def changes(before: Sequence[Row], row: Row) -> list[str]:
                 continue
             if isinstance(value, list) or not isinstance(value, int | float):
                 lines.append(f"  {name}: {old[name]} -> {value}")
-            elif abs(value - old[name]) > SLACK.get(name, EXACT) * abs(old[name]):
+            elif abs(value - old[name]) > EXACT * abs(old[name]):
                 lines.append(f"  {name}: {old[name]:.6g} -> {value:.6g}")
     return lines

@@ -306,7 +306,8 @@ def claim_table(figures: Figures) -> str:
             verdict = "holds" if num_true >= 8 else "does not" if num_true <= 1 else "undecided"
             cells = f"{ratios[ALL]:.2f}", f"{num_true} of {len(TASKS) - 1}", published
             rows.append([claim, *cells, verdict])
-    return table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
+    listed = table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
+    return f"Measured at revision {figures.about['revision'][:12]}.\n\n{listed}"
 
 
 def curve_table(figures: Figures) -> str:

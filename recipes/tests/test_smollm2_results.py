@@ -1,6 +1,7 @@
 """SmolLM2's questions, their measurement, and the pages written from the figures."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -153,3 +154,12 @@ def test_a_page_without_marks_is_named(tmp_path):
     (tmp_path / "README.md").write_text("# Nothing")
     with pytest.raises(SpecjaxError, match="has no `<!-- figures -->`"):
         page.quoted(tmp_path / "README.md", "text")
+
+
+def test_all_results_are_of_one_revision():
+    pages = [path for path in FIGURES.parent.glob("*.md") if path.name != "index.md"]
+    named = {
+        page.name: set(re.findall(r"revision ([0-9a-f]{7})", page.read_text())) for page in pages
+    }
+    assert len(named) > 3 and len(set.union(*named.values())) == 1, named
+    assert all(named.values()), named
