@@ -9,7 +9,8 @@ EAGLE-3, read 5 million tokens in all. Distributions are compared over the token
 ParallelSpec for Medusa is also trained to read the target's features, as Medusa does and the
 paper's head does not. Medusa and Hydra read the target's LM head: a separate one for each depth
 would be larger than the target. Hydra's and EAGLE-3's heads are not kept: they would add 46 MB to
-the 36 MB of the others.
+the 36 MB of the others. The kept heads of HASS and ParallelSpec for EAGLE learned from more texts,
+see `recipes.smollm2.many_heads`.
 """
 
 import sys
@@ -47,8 +48,7 @@ RUNS = {
     "hydra": Run("hydra", (*lasting(200, 2e-3), "--no-lm-heads")),
     "eagle3": Run("eagle3", (*lasting(2450, 1e-3, seed=1), *EAGLE3)),
 }
-KEPT = {name: name for name in ("hass", "medusa", "parallel-medusa", "parallel-eagle")}
-KEPT["eagle"] = "eagle-longer"
+KEPT = {"eagle": "eagle-longer", "medusa": "medusa", "parallel-medusa": "parallel-medusa"}
 SMOLLM2 = Recipe(None, RUNS, COMMON, KEPT, dtype="bfloat16", draft_vocab=16384, keeps_states=True)
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.smollm2.heads import RUNS
+from recipes.smollm2.many_heads import ALL_RUNS
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import ALL
@@ -316,7 +316,7 @@ def curve_table(figures: Figures) -> str:
     for name, curve in figures.about["curves"].items():
         *_, (step, last) = curve.items()
         measured = [f"{curve[x]:.2f}" if (x := str(count)) in curve else "" for count in STEPS]
-        start = RUNS[name].start if len(curve) > 1 else None  # unknown without records
+        start = ALL_RUNS[name].start if len(curve) > 1 else None  # unknown without records
         rows.append([_name(name), _name(start) if start else "", *measured, f"{last:.2f} ({step})"])
     return table(["run", "starts from", *map(str, STEPS), "last step"], rows)
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from benchmarks.rows import pass_seconds
-from recipes.smollm2.heads import KEPT, RUNS
+from recipes.smollm2.many_heads import ALL_KEPT, ALL_RUNS
 from recipes.smollm2.page import FIGURES, NODES, ROOT, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
 from specjax import SpecjaxError, load
@@ -197,10 +197,10 @@ def curves_at(runs: Path) -> dict[str, dict[str, float]]:
     Of a head that ships without its run folder, only the step that was kept is known.
     """
     curves = {}
-    for name in RUNS:
+    for name in ALL_RUNS:
         rows = RunFolder(runs / name).records(METRICS)
         lengths = {r["step"]: r["accepted_length"] for r in rows if "accepted_length" in r}
-        if not lengths and (shipped := [head for head, run in KEPT.items() if run == name]):
+        if not lengths and (shipped := [head for head, run in ALL_KEPT.items() if run == name]):
             kept = read_json(HEADS / shipped[0] / "config.json")["specjax"]
             lengths = {kept["step"]: kept["score"]}
             print(f"without the curve of {name}: {runs / name} is not there", file=sys.stderr)

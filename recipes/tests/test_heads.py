@@ -10,6 +10,7 @@ from recipes import heads
 from recipes.pocket.heads import POCKET
 from recipes.smollm2.heads import SMOLLM2
 from recipes.smollm2.losses import COMPARISON
+from recipes.smollm2.many_heads import MANY
 from specjax.cli import main
 from specjax.cli.train_heads import TrainHead
 from specjax.core.errors import SpecjaxError
@@ -18,7 +19,7 @@ from specjax.loading.methods import METHODS
 from tests.decoding.tiny import slow_except
 
 WEIGHTS = pocket_folder().parent
-RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2, COMPARISON) for name in recipe.runs]
+RUNS = [(recipe, name) for recipe in (POCKET, SMOLLM2, MANY, COMPARISON) for name in recipe.runs]
 QUICK = (POCKET, "hass-3-distilled"), (POCKET, "medusa-distilled"), (SMOLLM2, "eagle3")
 
 

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.bench.summary import TextMatch, TextPair
+from specjax.bench.ties import NearTies
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
 from specjax.decoding import Proposal, chain, widths
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.drafters.auto import Auto
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.lookahead import Lookahead
@@ -25,19 +28,24 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import stream
 from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
+from specjax.loading.targets import LoadedTarget
+from specjax.run.runner import trial_key
 from tests.decoding import heads
 from tests.decoding.contract import (
     ALONE,
     CASES,
+    NEW_TOKENS,
     SAMPLED,
     SAMPLINGS,
     assert_lossless,
     assert_rejects_values_out_of_bounds,
+    end_token,
     truth,
     whole_texts,
 )
 from tests.decoding.tiny import BATCH, Oracle, OracleTree, prompt, slow_except, target
 
+SEED = 1
 FEW = ((0,), (1,), (0, 0))
 BEAM = {"top_k": 3, "depth": 2, "num_tokens": 8}
 
@@ -194,6 +202,52 @@ def test_no_switch_of_jax_and_no_kind_of_key_changes_a_token(name, impl):
         drafted = text(name)
     with jax.numpy_dtype_promotion("strict"):
         np.testing.assert_array_equal(drafted, text("plain"))
+
+
+@pytest.mark.parametrize("padded_width", [0, 72])
+@pytest.mark.parametrize(
+    ("name", "case"), slow_except(product([*METHODS, *FORMS], CASES), ("hass", SAMPLED))
+)
+def test_in_16_bits_texts_diverge_only_at_near_ties(name, case, padded_width):
+    sampling, batch, ends = case
+    model, params = target()
+    model = model.clone(padded_width=padded_width)
+    drafter, own = of_method(name) if name in METHODS else FORMS[name]()
+    params, own = (jax.tree.map(in_16_bits, each) for each in (params, own))
+    given = prompt(batch)
+
+    def texts(drafter: Drafter, own: Any) -> list[tuple[int, ...]]:
+        out = specjax.speculative_generate(
+            Params(params, own),
+            given,
+            trial_key(SEED, (0, 0)),
+            target=model,
+            drafter=drafter,
+            sampling=SAMPLINGS[sampling],
+            max_new_tokens=NEW_TOKENS,
+            eos=(end_token(truth(sampling, batch)),) if ends else (),
+        )
+        return rows_of(out.tokens, out.length)
+
+    loaded = LoadedTarget(model, params, None, model.config, "tiny")
+    compare = NearTies(loaded, SAMPLINGS[sampling], SEED)
+    prompts = rows_of(given.tokens, given.length)
+    pairs = zip(prompts, texts(drafter, own), texts(Autoregressive(), None), strict=True)
+    matches = [
+        compare(TextPair(name, ("bfloat16",) * 2, *texts, (0, 0), row, batch))
+        for row, texts in enumerate(pairs)
+    ]
+    print(f"{name}: {matches.count(TextMatch.NEAR_TIE)} of {batch} texts diverge at a near tie")
+    assert set(matches) <= {TextMatch.SAME, TextMatch.NEAR_TIE}
+
+
+def rows_of(tokens: Any, length: Any) -> list[tuple[int, ...]]:
+    rows = zip(np.asarray(tokens).tolist(), np.asarray(length).tolist(), strict=True)
+    return [tuple(row[:count]) for row, count in rows]
+
+
+def in_16_bits(leaf: Any) -> Any:
+    return leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 @pytest.mark.parametrize("name", METHODS)

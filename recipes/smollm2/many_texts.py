@@ -1,0 +1,149 @@
+"""Writes many texts fast, on a GPU or TPU: questions and answers of SmolLM2, in large batches.
+
+    python -m recipes.smollm2.many_texts --target TARGET --out FOLDER [--data FOLDER_OF_PROMPTS]
+
+Most questions are the target's own. Of the prompts that `recipes.smollm2.texts` reads, all first
+questions and all of GSM8K's training problems are answered, each `--answers` times. Batches are
+static: all sequences run until the longest ends. The texts are in FOLDER/texts.jsonl, which
+`recipes.smollm2.many_heads` reads; after `--minutes` they end early.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import tyro
+
+from recipes.smollm2.prompts import rows_of
+from recipes.smollm2.texts import LONGEST, OPTIONS, questions_in
+from specjax import LoadedTarget, Sampling, load, speculative_generate
+from specjax.cli.environment import use_compilation_cache
+from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat
+from specjax.core.files import writable
+from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn, messages_of
+from specjax.decoding.drafter import Params
+from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.prompt import doubled_length, from_ids
+from specjax.models.prefill import PREFILL_CHUNK
+from specjax.run.distillation import prompt_of
+
+QUESTION_TOKENS = 128
+LONGEST_PROMPT = 512
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class ManyTexts:
+    """Options of the command."""
+
+    target: str
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    own: int = 16_000
+    """Questions that the target writes."""
+    answers: int = 1
+    """Answers to each question of the prompts."""
+    batch: int = 1024
+    """Sequences at once."""
+    minutes: float = 60.0
+    """Write no more after this time."""
+    seed: int = 0
+
+    def run(self) -> None:
+        """Writes questions, then answers."""
+        end = time.monotonic() + 60 * self.minutes
+        use_compilation_cache()
+        target, key = load(self.target), jax.random.key(self.seed)
+        asked = []
+        if self.data:
+            asked = [Conversation(each.turns[:1]) for each in questions_in(self.data)]
+            maths = rows_of(self.data / "gsm8k_train.jsonl", "question")
+            asked += [Conversation((Turn(USER, row["question"]),)) for row in maths]
+            asked = [each for each in dict.fromkeys(asked) if each.questions] * self.answers
+        opening = [opening_of_question(target)] * self.own
+        for _, ids in continued(target, opening, key, 1.0, QUESTION_TOKENS, self.batch):
+            text = target.require_tokenizer().decode(ids[:-1], skip_special_tokens=True).strip()
+            if text and ids[-1] in target.eos:
+                asked.append(Conversation((Turn(USER, text),)))
+        random.Random(self.seed).shuffle(asked)
+        prompts = [prompt_of(target, each, LONGEST, OPTIONS.distill_tokens) for each in asked]
+        known = [
+            (each, ids)
+            for each, ids in zip(asked, prompts, strict=True)
+            if 0 < len(ids) <= LONGEST_PROMPT
+        ]
+        print(f"{len(known)} questions", flush=True)
+        answered = continued(
+            target,
+            [ids for _, ids in known],
+            jax.random.fold_in(key, 1),
+            OPTIONS.distill_temperature,
+            OPTIONS.distill_tokens,
+            self.batch,
+        )
+        with writable(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+            with (self.out / "texts.jsonl").open("w", encoding="utf-8") as file:
+                for number, ids in answered:
+                    file.write(record_of(target, known[number][0], ids))
+                    if time.monotonic() > end:
+                        break
+
+
+def record_of(target: LoadedTarget, question: Conversation, ids: Ids) -> str:
+    """Returns the line of a question and its answer."""
+    is_whole = ids[-1] in target.eos
+    text = target.require_tokenizer().decode(
+        ids[:-1] if is_whole else ids, skip_special_tokens=True
+    )
+    record = {"messages": messages_of([*question.turns, Turn(ASSISTANT, text)])}
+    return json.dumps(record | ({} if is_whole else {"is_cut": True})) + "\n"
+
+
+def opening_of_question(target: LoadedTarget) -> Ids:
+    """Returns the tokens after which the target writes a user's question."""
+    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+    tokenizer, question = target.require_tokenizer(), [{"role": USER, "content": mark}]
+    before, _, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
+    return tuple(encode_chat(tokenizer, before)["input_ids"])
+
+
+def continued(
+    target: LoadedTarget,
+    prompts: Sequence[Ids],
+    key: jax.Array,
+    temperature: float,
+    max_new_tokens: int,
+    batch: int,
+) -> Iterator[tuple[int, list[int]]]:
+    """Yields the number of each prompt with its new tokens; of similar length a batch at a time."""
+    widths = [doubled_length(ids, PREFILL_CHUNK) for ids in prompts]
+    for width in sorted(set(widths), reverse=True):  # the few long ones first
+        numbers = [number for number, each in enumerate(widths) if each == width]
+        for start in range(0, len(numbers), batch):
+            chosen = numbers[start : start + batch]
+            filled = chosen + chosen[-1:] * (batch - len(chosen))
+            out = speculative_generate(
+                Params(target.params),
+                from_ids([prompts[number] for number in filled], width),
+                jax.random.fold_in(jax.random.fold_in(key, width), start),
+                target=target.model,
+                drafter=Autoregressive(),
+                sampling=Sampling(temperature),
+                max_new_tokens=max_new_tokens,
+                eos=target.eos,
+            )
+            tokens, lengths = np.asarray(out.tokens), np.asarray(out.length)
+            print(f"{width}: {start + len(chosen)} of {len(numbers)}", flush=True)
+            for row, number in enumerate(chosen):
+                yield number, tokens[row, : lengths[row]].tolist()
+
+
+if __name__ == "__main__":
+    tyro.cli(ManyTexts).run()
