@@ -24,7 +24,7 @@ from benchmarks.gpu.record import TABLES, Record
 from benchmarks.harness import SIZES, at_least_1, check_size, main
 from specjax import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.core.provenance import command_line, versions
+from specjax.core.provenance import command_line, revision, versions
 
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
 PRESETS: dict[str, dict[str, Any]] = {  # the defaults of a device
@@ -140,6 +140,7 @@ def report(options: GpuOptions) -> None:
         "device": device.device_kind,
         "platform": device.platform,
         "versions": versions(),
+        "revision": revision(),
         "new_tokens": options.new_tokens,
         "repeats": options.repeats,
     }

@@ -88,8 +88,8 @@ def markdown(about: Row, rows: Sequence[Row], missing: Sequence[str]) -> str:
     failed = [f"{_title(*_name_of(row))}: {row['failed']}" for row in rows if "failed" in row]
     differing = [_title(*_name_of(row)) for row in done if row.get("matches_plain") is False]
     blocks = [
-        "# GPU report",
-        f"`{about['command']}`",
+        "# On a GPU",
+        f"`{about['command']}` at revision {str(about['revision'])[:12]}",
         f"{about['device']}, {versions}. {about['new_tokens']} new tokens per text.",
         METHOD,
         *_bandwidth(_of(done, "bandwidth")),

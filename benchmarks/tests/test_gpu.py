@@ -14,6 +14,7 @@ import pytest
 from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.__main__ import GpuOptions, report
 from benchmarks.gpu.methods import PAPER_METHODS
+from benchmarks.gpu.record import markdown
 from benchmarks.gpu.scripted import Scripted, pattern_of, script_of
 from specjax.core.errors import SpecjaxError
 from specjax.data.datastore import build
@@ -28,6 +29,7 @@ from specjax.decoding.reference import reference_generate
 from tests.decoding.heads import EAGLE2
 from tests.decoding.tiny import prompt, target
 
+PAGES = Path(__file__).parents[2] / "docs" / "results"
 SMALL = {  # one program per method, for one text
     "sizes": ("tiny",),
     "size": "tiny",
@@ -160,3 +162,9 @@ def test_a_report_of_another_device_is_kept(tmp_path):
     (tmp_path / "gpu.json").write_text('{"device": "abacus"}')
     with pytest.raises(SpecjaxError, match=r"holds a report of other device \(abacus, now"):
         report(GpuOptions(tmp_path, **SMALL))
+
+
+def test_the_page_is_that_of_the_kept_figures():
+    kept = json.loads((PAGES / "gpu.json").read_text())
+    rows, missing = kept.pop("rows"), kept.pop("not_measured")
+    assert markdown(kept, rows, missing) == (PAGES / "gpu.md").read_text()
