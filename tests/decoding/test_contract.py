@@ -1,5 +1,6 @@
 """One battery for every method: whatever it drafts, the text is that of plain decoding."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -25,6 +26,7 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.engine import Engine
 from specjax.decoding.generate import stream
 from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
@@ -34,6 +36,7 @@ from tests.decoding import heads
 from tests.decoding.contract import (
     ALONE,
     CASES,
+    KEY,
     NEW_TOKENS,
     SAMPLED,
     SAMPLINGS,
@@ -248,6 +251,33 @@ def rows_of(tokens: Any, length: Any) -> list[tuple[int, ...]]:
 
 def in_16_bits(leaf: Any) -> Any:
     return leaf.astype(jnp.bfloat16) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+@pytest.mark.parametrize("name", slow_except(METHODS, "draft-model", "pld"))
+def test_the_condition_of_every_loop_computes_something(name):
+    """Otherwise XLA runs the loop of a CUDA graph before what comes before it."""
+    drafter, own = of_method(name)
+    engine = Engine(target()[0], drafter, max_new_tokens=NEW_TOKENS)
+    params = Params(target()[1], own)
+    state = jax.eval_shape(engine.prefill, params, prompt(1), KEY)
+    loops = list(loops_of(jax.make_jaxpr(lambda *given: engine.run(*given, 99))(params, state)))
+    assert loops
+    for condition in loops:
+        assert {"lt", "gt", "le", "ge", "eq", "ne"} & {step.primitive.name for step in condition}
+
+
+def loops_of(jaxpr: Any) -> Iterator[list[Any]]:
+    """Yields the steps of the condition of each loop."""
+    for step in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if step.primitive.name == "while":
+            yield step.params["cond_jaxpr"].eqns
+        for inner in jax.tree.leaves(list(step.params.values()), is_leaf=has_steps):
+            if has_steps(inner):
+                yield from loops_of(inner)
+
+
+def has_steps(value: Any) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -224,7 +224,7 @@ class DraftModel(Drafter):
         missing = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
         count = jnp.clip(context.length - state.cache.length, 1, state.max_missing)
         draft = draft_one(self._empty(state.cache, max_length > 0, draw, sizes[1]), missing, count)
-        draft = lax.while_loop(lambda draft: jnp.any(draft.goes_on), draft_next, draft)
+        draft = lax.while_loop(self._goes_on, draft_next, draft)
         tree = chain(context.root, draft.tokens, draft.length, draft.draft_probs)
         return Proposal(tree), replace(
             state, cache=draft.cache, tokens=draft.tokens, num_drafted=draft.length
@@ -247,6 +247,11 @@ class DraftModel(Drafter):
             rule=self.length_rule.update(state.rule, state.num_drafted, num_right, self.max_depth),
             is_finished=outcome.num_committed == 0,
         )
+
+    def _goes_on(self, draft: Draft) -> Bool[Array, ""]:
+        # The comparison changes nothing, but a condition of a single sequence must compute
+        # something: in a CUDA graph XLA orders a loop by the kernels of its condition.
+        return jnp.any(draft.goes_on) & (draft.num_passes < self.max_depth)
 
     def _readable(
         self, tokens: Int[Array, "B S"], target: Target, params: Params
