@@ -1,5 +1,6 @@
 """One battery for every method: whatever it drafts, the text is that of plain decoding."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -165,6 +166,10 @@ def generated(name: str, case: tuple[str, int, bool]) -> Generation:
 
 # Drafts do not depend on the temperature, golden traces show them at 0, or the gate of `auto` opens
 # at 0 only. Those of a draft model do, and no trace shows them.
+# On a CPU the tests of native kernels compare all methods in 16 bits, exactly.
+IN_16_BITS = [("hass", SAMPLED)]
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    IN_16_BITS = [*product([*METHODS, *FORMS], CASES)]
 QUICK = [*METHODS, "tree", "from outside"]
 QUICK = [(name, ALONE if name == "auto" else SAMPLED) for name in QUICK] + [("draft-model", ALONE)]
 
@@ -208,9 +213,7 @@ def test_no_switch_of_jax_and_no_kind_of_key_changes_a_token(name, impl):
 
 
 @pytest.mark.parametrize("padded_width", [0, 72])
-@pytest.mark.parametrize(
-    ("name", "case"), slow_except(product([*METHODS, *FORMS], CASES), ("hass", SAMPLED))
-)
+@pytest.mark.parametrize(("name", "case"), slow_except(IN_16_BITS, ("hass", SAMPLED)))
 def test_in_16_bits_texts_diverge_only_at_near_ties(name, case, padded_width):
     sampling, batch, ends = case
     model, params = target()
