@@ -18,7 +18,7 @@ METHOD = (
     "all its work, and then as many of its tokens are made right as the accepted length asks for. "
     "Accepted length includes the bonus token. Overhead is the time of a round over that of a "
     "plain step, measured in turn; its floor counts the bytes that must be read. Seconds are "
-    "medians, with quartiles in parentheses."
+    "medians, with quartiles in parentheses, and leave out the prefill."
 )
 PUBLISHED = ("x plain as published", "at accepted length", "of")
 COLUMNS = ("ms a round", "overhead", "floor", "tokens/s", "x plain")
@@ -37,7 +37,7 @@ class Record:
         with writable(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         before = self._read()
-        for name in ("device", "versions", "new_tokens") if before else ():
+        for name in ("device", "versions", "revision", "new_tokens") if before else ():
             if before.get(name) != self.about[name]:
                 raise SpecjaxError(
                     f"{self.folder} holds a report of other {name} ({before.get(name)}, now "
@@ -89,7 +89,7 @@ def markdown(about: Row, rows: Sequence[Row], missing: Sequence[str]) -> str:
     differing = [_title(*_name_of(row)) for row in done if row.get("matches_plain") is False]
     blocks = [
         "# On a GPU",
-        f"`{about['command']}` at revision {str(about['revision'])[:12]}",
+        f"`{about['command']}` at revision {about['revision'] or 'unknown'}",
         f"{about['device']}, {versions}. {about['new_tokens']} new tokens per text.",
         METHOD,
         *_bandwidth(_of(done, "bandwidth")),

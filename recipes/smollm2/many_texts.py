@@ -5,7 +5,7 @@
 Most questions are the target's own. Of the prompts that `recipes.smollm2.texts` reads, all first
 questions and all of GSM8K's training problems are answered, each `--answers` times. Batches are
 static: all sequences run until the longest ends. The texts are in FOLDER/texts.jsonl, which
-`recipes.smollm2.many_heads` reads; after `--minutes` they end early.
+`recipes.smollm2.many_heads` reads. An interrupted run begins anew.
 """
 
 import json
@@ -22,14 +22,21 @@ import tyro
 
 from recipes.smollm2.prompts import rows_of
 from recipes.smollm2.texts import LONGEST, OPTIONS, questions_in
-from specjax import LoadedTarget, Sampling, load, speculative_generate
+from specjax import (
+    LoadedTarget,
+    Params,
+    Sampling,
+    SpecjaxError,
+    from_ids,
+    load,
+    speculative_generate,
+)
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat
 from specjax.core.files import writable
 from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn, messages_of
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
-from specjax.decoding.prompt import doubled_length, from_ids
+from specjax.decoding.prompt import doubled_length
 from specjax.models.prefill import PREFILL_CHUNK
 from specjax.run.distillation import prompt_of
 
@@ -52,7 +59,7 @@ class ManyTexts:
     batch: int = 1024
     """Sequences at once."""
     minutes: float = 60.0
-    """Write no more after this time."""
+    """Write no more answers after this time."""
     seed: int = 0
 
     def run(self) -> None:
@@ -110,7 +117,9 @@ def opening_of_question(target: LoadedTarget) -> Ids:
     """Returns the tokens after which the target writes a user's question."""
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
     tokenizer, question = target.require_tokenizer(), [{"role": USER, "content": mark}]
-    before, _, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
+    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
+    if not has_mark:
+        raise SpecjaxError(f"the chat template of {target.name} does not show the question")
     return tuple(encode_chat(tokenizer, before)["input_ids"])
 
 
@@ -122,7 +131,7 @@ def continued(
     max_new_tokens: int,
     batch: int,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yields the number of each prompt with its new tokens; of similar length a batch at a time."""
+    """Yields the number of each prompt with its new tokens; a batch has one length."""
     widths = [doubled_length(ids, PREFILL_CHUNK) for ids in prompts]
     for width in sorted(set(widths), reverse=True):  # the few long ones first
         numbers = [number for number, each in enumerate(widths) if each == width]

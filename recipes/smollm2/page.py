@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.smollm2.many_heads import ALL_RUNS
+from recipes.smollm2.many_heads import ALL_RUNS, start_of
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import ALL
@@ -42,8 +42,6 @@ COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the
     ("PLD+ is faster than EAGLE, a trained head", "pld-plus", "eagle", "speed", 1, "1.33"),
     ("PLD+ is faster than Lookahead", "pld-plus", "lookahead", "speed", 1, "2.52"),
     ("EAGLE-2 accepts more than EAGLE", "eagle2", "eagle", "accepted", 1, "1.22"),
-    ("HASS accepts more than EAGLE-2", "hass", "eagle2", "accepted", 1, "1.12"),
-    ("and is faster", "hass", "eagle2", "speed", 1, "1.15"),
     ("ParallelSpec accepts more than Medusa", "parallel-medusa", "medusa", "accepted", 1, "1.38"),
     ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
 )
@@ -316,7 +314,7 @@ def curve_table(figures: Figures) -> str:
     for name, curve in figures.about["curves"].items():
         *_, (step, last) = curve.items()
         measured = [f"{curve[x]:.2f}" if (x := str(count)) in curve else "" for count in STEPS]
-        start = ALL_RUNS[name].start if len(curve) > 1 else None  # unknown without records
+        start = start_of(ALL_RUNS[name]) if len(curve) > 1 else None  # unknown without records
         rows.append([_name(name), _name(start) if start else "", *measured, f"{last:.2f} ({step})"])
     return table(["run", "starts from", *map(str, STEPS), "last step"], rows)
 
