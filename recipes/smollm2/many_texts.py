@@ -3,9 +3,9 @@
     python -m recipes.smollm2.many_texts --target TARGET --out FOLDER [--data FOLDER_OF_PROMPTS]
 
 Most questions are the target's own. Of the prompts that `recipes.smollm2.texts` reads, all first
-questions and all of GSM8K's training problems are answered, each `--answers` times. Batches are
-static: all sequences run until the longest ends. The texts are in FOLDER/texts.jsonl, which
-`recipes.smollm2.many_heads` reads. An interrupted run begins anew.
+questions and all of GSM8K's training problems are answered. Batches are static: all sequences run
+until the longest ends. The texts are in FOLDER/texts.jsonl, which `recipes.smollm2.many_heads`
+reads. An interrupted run begins anew.
 """
 
 import json
@@ -13,32 +13,28 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import jax
 import numpy as np
 import tyro
 
 from recipes.smollm2.prompts import rows_of
-from recipes.smollm2.texts import LONGEST, OPTIONS, questions_in
+from recipes.smollm2.texts import LONGEST, OPTIONS, Texts, questions_in
 from specjax import (
     LoadedTarget,
     Params,
     Sampling,
-    SpecjaxError,
     from_ids,
     load,
     speculative_generate,
 )
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat
 from specjax.core.files import writable
-from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn, messages_of
+from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import doubled_length
 from specjax.models.prefill import PREFILL_CHUNK
-from specjax.run.distillation import prompt_of
+from specjax.run.distillation import opening_of_question, prompt_of, record_of, with_answer
 
 QUESTION_TOKENS = 128
 LONGEST_PROMPT = 512
@@ -46,16 +42,11 @@ Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class ManyTexts:
+class ManyTexts(Texts):
     """Options of the command."""
 
-    target: str
-    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     own: int = 16_000
     """Questions that the target writes."""
-    answers: int = 1
-    """Answers to each question of the prompts."""
     batch: int = 1024
     """Sequences at once."""
     minutes: float = 60.0
@@ -72,7 +63,7 @@ class ManyTexts:
             asked = [Conversation(each.turns[:1]) for each in questions_in(self.data)]
             maths = rows_of(self.data / "gsm8k_train.jsonl", "question")
             asked += [Conversation((Turn(USER, row["question"]),)) for row in maths]
-            asked = [each for each in dict.fromkeys(asked) if each.questions] * self.answers
+            asked = [each for each in dict.fromkeys(asked) if each.questions]
         opening = [opening_of_question(target)] * self.own
         for _, ids in continued(target, opening, key, 1.0, QUESTION_TOKENS, self.batch):
             text = target.require_tokenizer().decode(ids[:-1], skip_special_tokens=True).strip()
@@ -98,29 +89,10 @@ class ManyTexts:
             self.out.mkdir(parents=True, exist_ok=True)
             with (self.out / "texts.jsonl").open("w", encoding="utf-8") as file:
                 for number, ids in answered:
-                    file.write(record_of(target, known[number][0], ids))
+                    text = with_answer(target, known[number][0], None, known[number][1], ids)
+                    file.write(json.dumps(record_of(text)) + "\n")
                     if time.monotonic() > end:
                         break
-
-
-def record_of(target: LoadedTarget, question: Conversation, ids: Ids) -> str:
-    """Returns the line of a question and its answer."""
-    is_whole = ids[-1] in target.eos
-    text = target.require_tokenizer().decode(
-        ids[:-1] if is_whole else ids, skip_special_tokens=True
-    )
-    record = {"messages": messages_of([*question.turns, Turn(ASSISTANT, text)])}
-    return json.dumps(record | ({} if is_whole else {"is_cut": True})) + "\n"
-
-
-def opening_of_question(target: LoadedTarget) -> Ids:
-    """Returns the tokens after which the target writes a user's question."""
-    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-    tokenizer, question = target.require_tokenizer(), [{"role": USER, "content": mark}]
-    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
-    if not has_mark:
-        raise SpecjaxError(f"the chat template of {target.name} does not show the question")
-    return tuple(encode_chat(tokenizer, before)["input_ids"])
 
 
 def continued(

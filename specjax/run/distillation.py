@@ -92,7 +92,7 @@ def distill(
     """
     target.require_tokenizer()
     check_room(target, longest, options)
-    records = json.dumps([_to_record(conversation) for conversation in conversations])
+    records = json.dumps([record_of(conversation) for conversation in conversations])
     request = {
         "distill_temperature": options.distill_temperature,
         "distill_tokens": options.distill_tokens,
@@ -133,16 +133,11 @@ def generate_questions(
     Questions that are empty or longer than `distill_tokens` are dropped. `file` grows as in
     `distill`.
     """
-    tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
-    question = [{"role": USER, "content": mark}]
-    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
-    ids = tuple(encode_chat(tokenizer, before)["input_ids"])
-    if not has_mark or len(ids) < MIN_PROMPT:
-        raise SpecjaxError(
-            f"the chat template of {target.name} does not show where a question begins, so the "
-            "target cannot generate questions; give --data a file"
-        )
-    key = jax.random.key(seed)
+    tokenizer, ids, key = (
+        target.require_tokenizer(),
+        opening_of_question(target),
+        jax.random.key(seed),
+    )
 
     def produce(numbers: Sequence[int]) -> Numbered:
         queue = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
@@ -158,6 +153,20 @@ def generate_questions(
     if not questions:
         raise SpecjaxError(f"{target.name} generated no whole question; give --data a file")
     return questions
+
+
+def opening_of_question(target: LoadedTarget) -> tuple[int, ...]:
+    """Returns the tokens after which the target writes a user's question."""
+    tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
+    question = [{"role": USER, "content": mark}]
+    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
+    ids = tuple(encode_chat(tokenizer, before)["input_ids"])
+    if not has_mark or len(ids) < MIN_PROMPT:
+        raise SpecjaxError(
+            f"the chat template of {target.name} does not show where a question begins, so the "
+            "target cannot generate questions; give --data a file"
+        )
+    return ids
 
 
 def _complete(
@@ -176,12 +185,13 @@ def _complete(
         texts = dict(folder.records(file.name, lambda line: (int(line["number"]), _parse(line))))
         missing = [number for number in range(count) if number not in texts]
         for _, (number, text) in zip(watch(missing), produce(missing), strict=True):
-            folder.append(file.name, {"number": number} | _to_record(text))
+            folder.append(file.name, {"number": number} | record_of(text))
             texts[number] = text
     return [texts[number] for number in range(count)]
 
 
-def _to_record(conversation: Conversation | None) -> dict[str, Any]:
+def record_of(conversation: Conversation | None) -> dict[str, Any]:
+    """Returns a line of a file of answers; `read_conversations` reads it."""
     if conversation is not None and conversation.text:
         return {"text": conversation.text}
     turns, is_cut = (conversation.turns, conversation.is_cut) if conversation else ((), False)
@@ -232,7 +242,7 @@ def _answer_all(
             yield number, None
     for prompt, ids in _generate(target, queue, options):
         number, so_far = prompt.name, answered.get(prompt.name)
-        answered[number] = _with_answer(target, conversations[number], so_far, prompt.ids, ids)
+        answered[number] = with_answer(target, conversations[number], so_far, prompt.ids, ids)
         if follow_up := next_prompt(number):
             queue.append(follow_up)
         else:
@@ -276,13 +286,14 @@ def prompt_of(
     return ids if len(ids) <= room else ()
 
 
-def _with_answer(
+def with_answer(
     target: LoadedTarget,
     conversation: Conversation,
     so_far: Conversation | None,
     prompt: Ids,
     answer: Ids,
 ) -> Conversation | None:
+    """Appends the answer to a conversation, or to a plain text, which is None if it is empty."""
     is_cut = not answer or answer[-1] not in target.eos
     answer = answer if is_cut else answer[:-1]
     ids = [*prompt, *answer] if conversation.text else answer
