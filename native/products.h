@@ -10,8 +10,6 @@ constexpr int kTile = 4;  // rows of a tile, at most
 #else
 constexpr int kTile = kBytes == 64 ? 16 : kBytes == 32 ? 4 : 2;
 #endif
-// Rows that take two panels at once, at most, as long as their sums fit the registers.
-constexpr int kPaired = kBytes == 64 ? 8 : kBytes == 32 ? 1 : 0;
 #if defined(__AVX512BF16__)
 constexpr bool kHasPairs = true;  // products of pairs of bfloat16
 #else
@@ -231,7 +229,7 @@ inline void with_size(int64_t count, Run run) {
 // Computes all rows of P panels, in tiles.
 template <class R, int P>
 void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* out, int64_t stride) {
-  constexpr int kMost = P == 1 ? kTile : kPaired;
+  constexpr int kMost = P == 1 ? kTile : 1;
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
     with_size(count, [&](auto size) {
@@ -245,11 +243,10 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Two panels at once hide the latency of their chains, if the registers hold them. Single rows of
-  // floats wait for memory alone, which is read best in one stream.
-  constexpr bool kIsSmall = R::kBytesOfPair < 64;
-  if constexpr (kPaired > (kIsSmall ? 0 : 1))
-    for (; rows.tile <= kPaired && (kIsSmall || rows.tile > 1) && panel + 2 <= last; panel += 2)
+  // Memory is read best in one stream. Only single rows of int8 wait for their chain instead, and take
+  // two panels at once.
+  if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
+    for (; rows.tile == 1 && panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
     compute_rows<R, 1>(weight, panel, rows, out + (panel - first) * kPanel, stride);
