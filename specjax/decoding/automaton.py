@@ -104,7 +104,7 @@ def token_automaton(
     after = number[after[reached]]
     if not (after[0] != DEAD).any():
         raise SpecjaxError(f"no sequence of the target's tokens matches {regex[:60]!r}; relax it")
-    likely = _likely(after, class_of, vocab_size)
+    likely = _likely(after, class_of)
     for place, (text, is_whole) in enumerate(_runs(table, is_final, reached)):
         first, *others = [*encode(text.decode(errors="ignore")), FREE]
         # The last token of a run may merge with what follows.
@@ -118,13 +118,13 @@ def token_automaton(
     return Automaton(*map(jnp.asarray, arrays))
 
 
-def _likely(after: np.ndarray, class_of: np.ndarray, vocab_size: int) -> np.ndarray:
+def _likely(after: np.ndarray, class_of: np.ndarray) -> np.ndarray:
     """Returns the only token that is allowed in each state, or FREE."""
-    sizes = np.bincount(class_of, minlength=after.shape[1])
-    is_forced = np.sum((after != DEAD) * sizes, axis=1) == 1
+    num_allowed = (after != DEAD) * np.bincount(class_of, minlength=after.shape[1])
     token_of = np.zeros(after.shape[1], np.int64)
-    token_of[class_of] = np.arange(vocab_size)
-    return np.where(is_forced, token_of[np.argmax((after != DEAD) * sizes, axis=1)], FREE)
+    token_of[class_of] = np.arange(len(class_of))
+    is_forced = np.sum(num_allowed, axis=1) == 1
+    return np.where(is_forced, token_of[np.argmax(num_allowed, axis=1)], FREE)
 
 
 def _runs(

@@ -100,35 +100,27 @@ def generate_many(
     Decoding is plain, since a large batch leaves no idle compute for drafts. Prompts of similar
     length share a batch; one program is compiled per length, doubling from 128.
 
-    Args:
-        params: the target's.
-        queue: prompts, which are removed as they start; more may be added between two results.
-        target: the model.
-        sampling: temperature, filters, and the verification rule.
-        max_new_tokens: maximum per prompt; a text also ends at the target's last position.
-        eos: token or tokens that end a continuation.
-        batch_size: sequences to decode together.
+    `params` are the target's, and a text also ends at its last position. Prompts are removed from
+    the queue as they start; more may be added between two results.
     """
     engine = Engine(target, Autoregressive(), sampling, max_new_tokens, end_tokens(eos, target))
     while queue:
-        width = min(prompt.width for prompt in queue)
+        first = min(queue, key=lambda prompt: prompt.width)
+        prompts = from_ids([first.ids] * batch_size, first.width)
+        engine.check(Params(params), prompts, room=1)
+        batch = Batch(engine, Params(params), batch_size)
         running: dict[int, QueuedPrompt] = {}  # by place in the batch
-        batch = None
         while True:
             for place in sorted(set(range(batch_size)) - set(running)):
-                prompt = next((prompt for prompt in queue if prompt.width == width), None)
+                prompt = next((prompt for prompt in queue if prompt.width == first.width), None)
                 if prompt is None:
                     break
                 queue.remove(prompt)
-                if batch is None:
-                    prompts = from_ids([prompt.ids] * batch_size, width)
-                    engine.check(Params(params), prompts, room=1)
-                    batch = Batch(engine, Params(params), batch_size)
                 check_length(len(prompt.ids), 1, target.config)
-                one = engine.prefill(Params(params), from_ids([prompt.ids], width), prompt.key)
-                batch.put(place, one)
+                alone = from_ids([prompt.ids], first.width)
+                batch.put(place, engine.prefill(Params(params), alone, prompt.key))
                 running[place] = prompt
-            if batch is None or not running:
+            if not running:
                 break
             generation, is_done = batch.run(ROUNDS)
             generation.check()

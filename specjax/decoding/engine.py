@@ -121,7 +121,7 @@ class Engine:
             check_batch(self.mesh, batch, "a batch of")
         if with_memory:
             shape, slots = prompt.tokens.shape, self.num_slots(prompt.tokens.shape[1])
-            check_memory(params, shape, self.pass_width, slots, self.target, self.mesh)
+            check_memory(params, shape, self.pass_width, slots, self.target)
 
     @property
     def pass_width(self) -> int:
@@ -291,13 +291,8 @@ class Engine:
         else:
             is_native = has_packed(params.target)
             cache = cache.keep(verification.path, count, tree.num_nodes, is_native)
-        outcome = Outcome(
-            tree=tree,
-            output=output,
-            verification=verification,
-            context=Context(state.tokens, state.length),
-            root_slot=root_slot,
-        )
+        context = Context(state.tokens, state.length)
+        outcome = Outcome(tree, output, verification, context, root_slot)
         drafter_state = self.drafter.update(self.target, params, state.drafter, outcome)
         state = replace(state, cache=cache, drafter=drafter_state)
         state = self._commit_processors(params, state, verification.path.shape[1], count)
@@ -375,13 +370,13 @@ def _prefill(
         processor.init(arrays, prompt, target.config.vocab_size)
         for processor, arrays in zip(*engine._processors(params), strict=True)
     )
-    recorded, logprobs = engine.sampling.logprobs, None
-    if recorded is not None:
-        logprobs = LogProbs.zeros(batch, padded + count, recorded)
+    recorded = engine.sampling.logprobs
+    logprobs = None if recorded is None else LogProbs.zeros(batch, padded + count, recorded)
     hidden = prefilled.hidden
     if hidden is not None:
         prefilled = replace(prefilled, hidden=hidden[:, :padded])
         hidden = None if prefix is None else resized(hidden, padded + count, axis=1)
+    none = jnp.zeros((batch,), jnp.int32)
     state = LoopState(
         tokens=jnp.pad(tokens, ((0, 0), (0, count))),
         from_draft=jnp.zeros((batch, padded + count), bool),
@@ -393,12 +388,7 @@ def _prefill(
         sequence_keys=sequence_keys(key, batch),
         cache=cache,
         drafter=drafter.init(Start(target, params, prompt, prefilled, slots, drafter.max_depth)),
-        stats=Stats(
-            rounds=jnp.zeros((batch,), jnp.int32),
-            drafted=jnp.zeros((batch,), jnp.int32),
-            accepted=jnp.zeros((batch,), jnp.int32),
-            accepted_lengths=jnp.zeros((batch, drafter.max_depth + 2), jnp.int32),
-        ),
+        stats=Stats(none, none, none, jnp.zeros((batch, drafter.max_depth + 2), jnp.int32)),
         min_width=jnp.ones((), jnp.int32),
         hidden=hidden,
         processors=processor_states,
@@ -439,10 +429,7 @@ def append(
     count = jnp.where(has_eos, jnp.argmax(is_eos, axis=1) + 1, count)
     is_finite = verification.bonus != NO_BONUS
     count = jnp.where(state.is_done | ~is_finite, 0, count).astype(jnp.int32)
-
-    def write(values: Array, new: Array) -> Array:
-        return write_slots(values, new, state.length, axis=1)
-
+    write = partial(write_slots, start=state.length, axis=1)
     is_active = (~state.is_done).astype(jnp.int32)
     lengths = jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)
     of_round = Stats(

@@ -33,11 +33,8 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
     Pass both: the settings are static and name the controls that any sequence switches on, the
     values are arrays, `Params(..., sampling=values)`. One program serves all values; it also
     depends on the largest `top_k`. Each sequence generates the tokens that it generates alone.
-
-    Args:
-        samplings: of each sequence. Verification, `bad_words`, `processors` and `logprobs` are the
-            same for all.
-        vocab_size: of the target.
+    Verification, `bad_words`, `processors` and `logprobs` are the same for all; `vocab_size` is
+    the target's.
     """
     if not samplings:
         raise SpecjaxError("there are no samplings; pass one for each sequence")

@@ -52,16 +52,15 @@ class Nodes:
 
     def last(self, count: int) -> Int[Array, "B N C"]:
         """Returns the last tokens of the text that ends at each node, the node's own last."""
-        node, depth, tokens = jnp.zeros_like(self.tree.parents), self.tree.depth, []
-        node = node + jnp.arange(self.tree.num_nodes)[None, :]
+        depth, tokens = self.tree.depth, []
+        node = jnp.broadcast_to(jnp.arange(self.tree.num_nodes), depth.shape)
         for distance in range(count):
             place = self.length[:, None] - 1 + depth - distance
             committed = jnp.take_along_axis(self.tokens, jnp.maximum(place, 0), axis=1)
             committed = jnp.where(place < 0, NO_TOKEN, committed)
             drafted = jnp.take_along_axis(self.tree.tokens, node, axis=1)
             tokens.append(jnp.where(distance < depth, drafted, committed))
-            parent = jnp.take_along_axis(self.tree.parents, node, axis=1)
-            node = jnp.maximum(parent, 0)
+            node = jnp.maximum(jnp.take_along_axis(self.tree.parents, node, axis=1), 0)
         return jnp.stack(tokens[::-1], axis=-1)
 
     def states(self, step: Step, state: State) -> State:

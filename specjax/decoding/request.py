@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh
 
 from specjax.core.errors import SpecjaxError, check_at_least, check_ids, check_type
 from specjax.core.memory import check_fits, device_bytes
@@ -48,19 +47,14 @@ def _check_arrays(prompt: Prompt) -> None:
 
 
 def check_memory(
-    params: Any,
-    shape: tuple[int, ...],
-    pass_width: int,
-    num_slots: int,
-    target: Target,
-    mesh: Mesh | None = None,
+    params: Any, shape: tuple[int, ...], pass_width: int, num_slots: int, target: Target
 ) -> None:
     """Raises SpecjaxError if a request certainly needs more memory than there is.
 
     `shape` is that of the padded prompt, `pass_width` counts the tokens of a pass per sequence.
     """
     batch, length = shape
-    config = target.config
+    config, mesh = target.config, target.mesh
     cache = jax.eval_shape(partial(target.new_cache, params.target, batch, num_slots))
     scores = 4 * config.num_attention_heads * min(num_slots, KEY_BLOCK)  # of one token
     prefill = min(PREFILL_CHUNK, length) * scores

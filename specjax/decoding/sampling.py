@@ -170,8 +170,7 @@ class Sampling:
             return kept if values is None else jnp.where(is_on, kept, log_probs)
 
         # From the maximum down, so that a tiny temperature overflows to -inf, never to NaN.
-        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
-        logits = logits * scale
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) * scale
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             best = best_tokens(logits, self.top_k)[0]
             threshold = best[..., -1:]

@@ -76,13 +76,9 @@ class LogProbs:
     @classmethod
     def zeros(cls, batch: int, length: int, count: int) -> "LogProbs":
         """Returns an empty record of `length` tokens with `count` others each."""
-        shape = batch, length, count
-
-        def empty() -> TokenLogProbs:
-            tokens = jnp.zeros(shape, jnp.int32)
-            return TokenLogProbs(jnp.zeros(shape[:2]), tokens, jnp.zeros(shape))
-
-        return cls(empty(), empty())
+        top = jnp.zeros((batch, length, count))
+        empty = TokenLogProbs(jnp.zeros((batch, length)), top.astype(jnp.int32), top)
+        return cls(empty, empty)
 
 
 @pytree
@@ -208,9 +204,7 @@ def ancestors(tree: DraftTree, max_depth: int) -> Bool[Array, "B N N"]:
     """
     batch, num_nodes = tree.tokens.shape
     if tree.is_chain:
-        return jnp.broadcast_to(
-            jnp.tril(jnp.ones((num_nodes, num_nodes), bool)), (batch, num_nodes, num_nodes)
-        )
+        return jnp.broadcast_to(jnp.tri(num_nodes, dtype=bool), (batch, num_nodes, num_nodes))
     seen = jnp.broadcast_to(jnp.eye(num_nodes, dtype=bool), (batch, num_nodes, num_nodes))
     jump = jnp.maximum(tree.parents, 0)
     for _ in range(max(1, max_depth).bit_length()):

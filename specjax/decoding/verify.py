@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.ranking import best_token
-from specjax.decoding.sampling import ACCEPT, BONUS, Draw, Sampling
+from specjax.decoding.sampling import ACCEPT, BONUS, Draw
 from specjax.decoding.tree import (
     NO_BONUS,
     DraftTree,
@@ -51,27 +51,13 @@ def verify(
         logits, verification.path, verification.num_accepted
     )
     if (count := draw.sampling.logprobs) is not None:
-        recorded = _logprobs(tree, raw, logits, draw, verification, count)
-        verification = replace(verification, logprobs=recorded)
+        tokens = verification.new_tokens(tree)
+        on_path = jax.vmap(lambda rows, path: rows[path])
+        raw, processed = (on_path(rows, verification.path) for rows in (raw, logits))
+        log_probs = jax.nn.log_softmax(raw.astype(jnp.float32)), draw.filtered(processed)
+        recorded = (TokenLogProbs.of(each, tokens, count) for each in log_probs)
+        verification = replace(verification, logprobs=LogProbs(*recorded))
     return replace(verification, bonus=jnp.where(jnp.isfinite(best), verification.bonus, NO_BONUS))
-
-
-def _logprobs(
-    tree: DraftTree,
-    raw: Float[Array, "B N V"],
-    processed: Float[Array, "B N V"],
-    draw: Draw,
-    verification: Verification,
-    count: int,
-) -> LogProbs:
-    """Returns the log-probabilities of the tokens after the nodes of the path."""
-    on_path = jax.vmap(lambda logits, path: logits[path])
-    raw, processed = (on_path(logits, verification.path) for logits in (raw, processed))
-    tokens = verification.new_tokens(tree)
-    return LogProbs(
-        TokenLogProbs.of(jax.nn.log_softmax(raw.astype(jnp.float32)), tokens, count),
-        TokenLogProbs.of(draw.filtered(processed), tokens, count),
-    )
 
 
 def _coupled(
@@ -174,7 +160,11 @@ def _typical(
     token_log_probs = jax.vmap(lambda values, parent, token: values[parent, token])(
         log_probs, parents, tree.tokens
     )
-    threshold = jnp.take_along_axis(typical_threshold(log_probs, draw.sampling), parents, axis=1)
+    probs = jnp.exp(log_probs)
+    entropy = -jnp.sum(probs * jnp.log(probs + 1e-5), axis=-1)
+    epsilon, delta = draw.sampling.typical_epsilon, draw.sampling.typical_delta
+    threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))  # Medusa, section 2.3.1
+    threshold = jnp.take_along_axis(threshold, parents, axis=1)
     accepted = _accepted(tree.valid & (jnp.exp(token_log_probs) > threshold), seen)
     depth = jnp.where(accepted, tree.depth, -1)
     is_longest = depth == jnp.max(depth, axis=1, keepdims=True)
@@ -185,13 +175,6 @@ def _typical(
     after = root_slot[:, None] + jnp.take_along_axis(tree.depth, last[:, None], axis=1) + 1
     bonus = best_token(draw.perturbed(at_last, after)[:, 0])
     return _path_to(last, bonus, tree, seen, max_depth)
-
-
-def typical_threshold(log_probs: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N"]:
-    """Returns the probability that typical tokens exceed (Medusa, section 2.3.1)."""
-    probs = jnp.exp(log_probs)
-    entropy = -jnp.sum(probs * jnp.log(probs + 1e-5), axis=-1)
-    return jnp.minimum(sampling.typical_epsilon, sampling.typical_delta * jnp.exp(-entropy))
 
 
 def _rejection(

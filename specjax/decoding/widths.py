@@ -4,7 +4,7 @@ The cost of a pass grows with its tokens, so a round runs the narrowest compiled
 draft.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from specjax.decoding.drafter import Drafter, Probe, Proposal
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
-from specjax.models.cache import KVCache
+from specjax.models.cache import KVCache, resized
 from specjax.models.native import has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
@@ -57,32 +57,28 @@ def verify_pass(
     num_nodes = proposal.tree.num_nodes
     inputs = proposal, cache.length
 
-    def at_width(width: int, inputs: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
-        with jax.named_scope(f"pass_of_{width}"):  # profiles and `benchmarks.compiled` read it
-            return run(width, inputs, cache)
+    def at_width(width: int) -> Branch:
+        # Profiles and `benchmarks.compiled` read the name.
+        return jax.named_call(partial(run, width), name=f"pass_of_{width}")
 
-    def run(width: int, inputs: tuple[Proposal, Int[Array, " B"]], cache: KVCache):
+    def run(width: int, inputs: tuple[Proposal, Int[Array, " B"]], carry: tuple[Any, ...]):
         (tree, probe), root_slot = inputs
         part = tree.first(width)
         rows = query_rows(part, probe, root_slot, drafter.max_depth)
         taps = replace(drafter.taps, logits=True)
-        output, cache = run_padded(target, params, rows, cache, taps)
+        output, cache = run_padded(target, params, rows, carry[-1], taps)
         depth = min(drafter.max_depth, width - 1)
         assert output.logits is not None
         verification = verify(part, output.logits[:, :width], draw, root_slot, depth)
-        missing = drafter.max_depth - depth
-
-        def lengthen(values: Array, count: int) -> Array:  # [B, P, ...]
-            return jnp.pad(values, ((0, 0), (0, count), *[(0, 0)] * (values.ndim - 2)))
-
-        path = lengthen(verification.path, missing)
-        logprobs = jax.tree.map(partial(lengthen, count=missing), verification.logprobs)
+        lengthen = partial(resized, size=drafter.max_depth + 1, axis=1)
+        path = lengthen(verification.path)
+        logprobs = jax.tree.map(lengthen, verification.logprobs)
 
         def widen(values: Array | None):
             if values is None or width == num_nodes:
                 return values
             nodes, probes = jnp.split(values, [width], axis=1)
-            return jnp.concatenate([lengthen(nodes, num_nodes - width), probes], axis=1)
+            return jnp.concatenate([resized(nodes, num_nodes, axis=1), probes], axis=1)
 
         verification = replace(verification, path=path, logprobs=logprobs)
         attention = last_attention(output.attention, verification, root_slot)
@@ -92,15 +88,15 @@ def verify_pass(
 
     widths = compiled_widths(drafter, target, params)
     if len(widths) == 1:
-        return at_width(num_nodes, inputs, cache)
+        return at_width(num_nodes)(inputs, (cache,))
     needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
-    shapes = jax.eval_shape(partial(at_width, num_nodes), inputs, cache)[:2]
+    shapes = jax.eval_shape(at_width(num_nodes), inputs, (cache,))[:2]
     placeholder = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    passes = [
-        lambda inputs, carry, width=width: at_width(width, inputs, carry[2]) for width in widths
-    ]
-    return switch_in_place(narrowest, passes, inputs, (*placeholder, cache))
+    carry = (*placeholder, cache)
+    for number, width in enumerate(widths):
+        carry = if_in_place(narrowest == number, at_width(width), inputs, carry)
+    return carry
 
 
 def padded_pass_width(target: Target, pass_width: int) -> int:
@@ -183,15 +179,6 @@ def query_rows(
 # iterations updates them in place. But XLA also hoists loop-invariant computations out of the loop,
 # so they run even if the loop does not. An optimization barrier around `inputs` and `carry`
 # prevents that; only weights, which branches read directly, stay outside.
-
-
-def switch_in_place(
-    index: Int[Array, ""], branches: Sequence[Branch], inputs: Any, carry: Any
-) -> Any:
-    """Computes `lax.switch(index, branches, inputs, carry)`, updating `carry` in place."""
-    for number, branch in enumerate(branches):
-        carry = if_in_place(index == number, branch, inputs, carry)
-    return carry
 
 
 def if_in_place(condition: Bool[Array, ""], branch: Branch, inputs: Any, carry: Any) -> Any:

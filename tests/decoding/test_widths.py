@@ -22,7 +22,6 @@ from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     compiled_widths,
     if_in_place,
-    switch_in_place,
     verify_pass,
 )
 from specjax.models.cache import KVCache
@@ -276,8 +275,8 @@ def loops_around(program: str, operation: str) -> list[int]:
 
 
 def one_of_two(condition, branch, given, carry):
-    branches = (lambda given, carry: carry, branch)
-    return switch_in_place(condition.astype(jnp.int32), branches, given, carry)
+    carry = if_in_place(~condition, lambda given, carry: carry, given, carry)
+    return if_in_place(condition, branch, given, carry)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere XLA has branches for this")

@@ -13,7 +13,7 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
 from specjax.decoding.sampling import Draw
-from specjax.models.cache import KVCache
+from specjax.models.cache import KVCache, resized
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import DRAFT_ROWS, DRAFT_TOKENS, LayeredHead
 from specjax.models.prefill import PREFILL_CHUNK, whole_chunks
@@ -82,8 +82,7 @@ class HeadDrafter(Drafter):
         dtype = next(leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating))
         slots = start.num_slots + self.num_fed
         cache = KVCache.create(self.head.config.layers, batch, slots, dtype, prompt.length)
-        next_tokens = prompt.tokens[:, 1:]
-        next_tokens = jnp.pad(next_tokens, ((0, 0), (0, width - next_tokens.shape[1])))
+        next_tokens = resized(prompt.tokens[:, 1:], width, axis=1)
         length = prompt.length - 2  # one feature stays pending, so that no round is special
         last = jnp.take_along_axis(features, length[:, None, None], axis=1)
         return HeadState(
@@ -195,16 +194,15 @@ def with_masks(
 ) -> QueryRows:
     """Adds masks after token `last` of a pass; see `HeadDrafter.catch_up`."""
     batch, width = rows.tokens.shape
-    steps = jnp.broadcast_to(jnp.arange(num_masks), (batch, num_masks))
-    start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)
+    tokens = jnp.broadcast_to(vocab_size + jnp.arange(num_masks), (batch, num_masks))
+    start = jnp.take_along_axis(rows.positions, last[:, None], axis=1)[:, 0] + 1
+    masks = causal_rows(tokens, start)
     is_real = jnp.arange(width)[None, :] <= last[:, None]
     by_text = jnp.pad(rows.visible, ((0, 0), (0, 0), (0, num_masks)))
     text_seen = jnp.broadcast_to(is_real[:, None, :], (batch, num_masks, width))
-    masks_seen = jnp.tril(jnp.ones((num_masks, num_masks), bool))
-    masks_seen = jnp.broadcast_to(masks_seen, (batch, num_masks, num_masks))
-    by_masks = jnp.concatenate([text_seen, masks_seen], axis=2)
+    by_masks = jnp.concatenate([text_seen, masks.visible], axis=2)
     return QueryRows(
-        tokens=jnp.concatenate([rows.tokens, vocab_size + steps], axis=1),
-        positions=jnp.concatenate([rows.positions, start + 1 + steps], axis=1),
+        tokens=jnp.concatenate([rows.tokens, masks.tokens], axis=1),
+        positions=jnp.concatenate([rows.positions, masks.positions], axis=1),
         visible=jnp.concatenate([by_text, by_masks], axis=1),
     )

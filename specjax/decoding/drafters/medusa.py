@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from specjax.decoding.drafter import Context, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters._trees import DepthTreeDrafter
 from specjax.decoding.sampling import Draw
+from specjax.models.cache import read_slots
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.medusa import MedusaHeads
 from specjax.models.target import Taps, Target
@@ -39,7 +40,7 @@ class Medusa(DepthTreeDrafter):
 
     def init(self, start: Start) -> Feature:
         assert start.prefill.hidden is not None
-        return _at(start.prefill.hidden[:, :, 0], start.prompt.length - 2)
+        return read_slots(start.prefill.hidden[:, :, 0], start.prompt.length - 2, 1, axis=1)[:, 0]
 
     def propose(
         self, target: Target, params: Params, state: Feature, context: Context, draw: Draw
@@ -53,9 +54,6 @@ class Medusa(DepthTreeDrafter):
         assert outcome.output.hidden is not None
         count = outcome.num_committed
         on_path = outcome.along_path(outcome.output.hidden[:, :, 0])
+        newest = read_slots(on_path, jnp.maximum(count - 1, 0), 1, axis=1)[:, 0]
         is_running = count > 0  # a finished sequence keeps its root and feature
-        return jnp.where(is_running[:, None], _at(on_path, jnp.maximum(count - 1, 0)), state)
-
-
-def _at(features: Float[Array, "B T D"], at: Array) -> Feature:
-    return jnp.take_along_axis(features, at[:, None, None], axis=1)[:, 0]
+        return jnp.where(is_running[:, None], newest, state)

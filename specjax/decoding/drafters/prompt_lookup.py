@@ -5,6 +5,7 @@ after it, so each of them extends the n-gram that is looked up.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,8 @@ class PromptLookup(CopyingDrafter):
     def propose(
         self, target: Target, params: Params, state: Guesses, context: Context, draw: Draw
     ) -> tuple[Proposal, Guesses]:
-        start, has_match = jax.vmap(self._find)(context.tokens, context.length)
+        find = partial(self._find, num_tokens=self.num_tokens)
+        start, has_match = jax.vmap(find)(context.tokens, context.length)
         copied = self.copied(context, start, has_match)
         if state is None:
             return Proposal(copied), state
@@ -111,11 +113,11 @@ class PromptLookup(CopyingDrafter):
         return jax.vmap(of_guess)(guesses)
 
     def _find(
-        self, tokens: Int[Array, " S"], length: Int[Array, ""], num_tokens: int | None = None
+        self, tokens: Int[Array, " S"], length: Int[Array, ""], num_tokens: int
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
         """Returns the start of the drafted continuation, and whether there is one.
 
-        Without `allow_shorter` it has `num_tokens` tokens, by default those of the copy.
+        Without `allow_shorter` it has `num_tokens` tokens.
         """
         ends = jnp.arange(tokens.shape[0])  # last token of a candidate n-gram
         same = jnp.stack(
@@ -127,7 +129,6 @@ class PromptLookup(CopyingDrafter):
             ]
         )
         run = jnp.sum(jnp.cumprod(same, axis=0), axis=0)  # equal tokens, counted from the end
-        num_tokens = self.num_tokens if num_tokens is None else num_tokens
         continuation = 1 if self.allow_shorter else num_tokens
         is_candidate = (run >= self.min_ngram) & (ends + continuation < length)
         run = jnp.where(is_candidate, run, 0)

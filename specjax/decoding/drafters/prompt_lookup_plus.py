@@ -26,7 +26,7 @@ from specjax.decoding.drafter import (
     State,
 )
 from specjax.decoding.sampling import Draw
-from specjax.models.cache import read_slots, write_slots
+from specjax.models.cache import read_slots, resized, write_slots
 from specjax.models.config import TransformerConfig
 from specjax.models.target import Taps, Target
 
@@ -108,9 +108,8 @@ class PromptLookupPlus(RankedLookup):
         hidden = start.prefill.hidden
         assert hidden is not None
         back = self.prefix_length - 1
-        missing = start.num_slots - hidden.shape[1]
         hidden = jnp.pad(hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
-        states = jnp.pad(self._means(hidden), ((0, 0), (0, missing), (0, 0)))
+        states = resized(self._means(hidden), start.num_slots, axis=1)
         length = start.prompt.length
         return SeenHidden(states, read_slots(hidden, length - 1, back, axis=1), length)
 
