@@ -55,9 +55,8 @@ class KVCache:
             values=tuple(jnp.zeros(shape, dtype) for _ in layers),
             positions=jnp.zeros((batch, num_slots), jnp.int32),
             length=jnp.zeros((batch,), jnp.int32),
-            prompt_length=jnp.broadcast_to(
-                jnp.asarray(num_slots if prompt_length is None else prompt_length, jnp.int32),
-                (batch,),
+            prompt_length=jnp.full(
+                (batch,), num_slots if prompt_length is None else prompt_length, jnp.int32
             ),
         )
 
@@ -122,11 +121,9 @@ class KVCache:
 
 def resized(buffer: Array, size: int, axis: int) -> Array:
     """Cuts `buffer` along `axis`, or pads it with zeros."""
-    if buffer.shape[axis] == size:
-        return buffer
-    buffer = lax.slice_in_dim(buffer, 0, min(size, buffer.shape[axis]), axis=axis)
-    padding = [(0, size - have) if dim == axis else (0, 0) for dim, have in enumerate(buffer.shape)]
-    return jnp.pad(buffer, padding)
+    change = size - buffer.shape[axis]  # a negative one cuts
+    edges = [(0, change if dim == axis else 0, 0) for dim in range(buffer.ndim)]
+    return lax.pad(buffer, jnp.zeros((), buffer.dtype), edges) if change else buffer
 
 
 def read_slots(buffer: Array, start: Int[Array, " B"], count: int, axis: int) -> Array:
@@ -142,9 +139,9 @@ def write_slots(buffer: Array, rows: Array, start: Int[Array, " B"], axis: int) 
 
     They must fit behind `start`: XLA would silently shift the write.
     """
-    if buffer.shape[axis] == rows.shape[axis]:  # training, and passes over whole sequences
-        return rows.astype(buffer.dtype)
     rows = rows.astype(buffer.dtype)
+    if buffer.shape[axis] == rows.shape[axis]:  # training, and passes over whole sequences
+        return rows
     if buffer.shape[0] > 1:  # the batched form becomes a scatter
         return jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=axis - 1))(
             buffer, rows, start

@@ -14,30 +14,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import (
-    MAX_WHOLE,
-    check_fields,
-    check_setting,
-    declared_fields,
-    setting,
-)
+from specjax.core.settings import MAX_WHOLE, check_fields, check_setting, declared_fields, setting
 
 CHECK = "check the config"
 ROPE_TYPES = {  # with the keys that each needs
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
-
-
 SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim")
 SIZES += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 
@@ -177,7 +164,7 @@ class Variant:
     has_learned_positions: bool = False  # added to the embeddings, in place of RoPE
     has_scaled_embeddings: bool = False  # by the root of hidden_size
     query_pre_attn_scalar: float | None = _positive(None)  # scores are divided by its root
-    attn_logit_softcapping: float | None = _positive(None)  # see `layers.soft_cap`
+    attn_logit_softcapping: float | None = _positive(None)  # see `attention.soft_cap`
     final_logit_softcapping: float | None = _positive(None)
     sliding_rope: Rope | None = None  # of the layers with a sliding window; None: as the others
     layers_without_rope: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ Norms, softmax and logits are float32.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -221,6 +221,7 @@ class DecoderLayer(nn.Module):
 
     config: TransformerConfig
     has_input_norm: bool = True  # the first layer of an EAGLE head has none
+    is_plainly_normed: ClassVar[bool] = True  # `normed` applies at most `input_layernorm`
 
     def setup(self):
         if self.has_input_norm:
@@ -239,10 +240,6 @@ class DecoderLayer(nn.Module):
     def residual(self, x: Float[Array, "B Q E"]) -> Float[Array, "B Q D"]:
         """Returns what the residual connections pass on of the rows."""
         return x
-
-    def is_plainly_normed(self) -> bool:
-        """Whether `input_layernorm` is all that `normed` applies."""
-        return self.has_input_norm
 
     def after_attention(
         self, x: Float[Array, "B Q E"], mixed: Float[Array, "B Q D"]

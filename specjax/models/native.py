@@ -9,7 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
 from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_stored, quantize
+from specjax.models.sharding import map_by_path
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
 VERSION = 4  # of the kernels' interface, also in native/handlers.cc
@@ -181,11 +182,7 @@ def _packed(weight: Any) -> PackedWeight:
 
 def pack_params(params: Any, kind: str | None = None) -> Any:
     """Packs the matrices of some params in turn, float ones as `kind` if it is given."""
-
-    def pack(path, leaf):
-        return packed_param(jax.tree_util.keystr(path, simple=True, separator="."), leaf, kind)
-
-    return jax.tree_util.tree_map_with_path(pack, params, is_leaf=is_stored)
+    return map_by_path(partial(packed_param, kind=kind), params, is_leaf=is_stored)
 
 
 def packed_param(path: str, leaf: Any, kind: str | None = None) -> Any:

@@ -45,14 +45,12 @@ def cache_dtype(is_packed: bool) -> jnp.dtype | None:
 
 def _bfloat16_is_faster() -> bool:
     product = jax.jit(lambda x, weight: project(x, weight, jnp.float32))
-    pairs = []
-    for dtype in (jnp.float32, jnp.bfloat16):
-        pairs.append((jnp.ones((ROWS, INPUTS), dtype), jnp.ones((OUTPUTS, INPUTS), dtype)))
-    seconds: list[list[float]] = [[], []]
-    for repeat in range(REPEATS + 1):
-        for number, pair in enumerate(pairs):
-            start = time.perf_counter()
-            product(*pair).block_until_ready()
-            if repeat:  # the first one compiles
-                seconds[number].append(time.perf_counter() - start)
-    return bool(np.median(seconds[1]) < np.median(seconds[0]))
+    shapes = (ROWS, INPUTS), (OUTPUTS, INPUTS)
+    pairs = [[jnp.ones(shape, dtype) for shape in shapes] for dtype in ("float32", "bfloat16")]
+    seconds = np.zeros((REPEATS + 1, len(pairs)))
+    for repeat, number in np.ndindex(seconds.shape):
+        start = time.perf_counter()
+        product(*pairs[number]).block_until_ready()
+        seconds[repeat, number] = time.perf_counter() - start
+    float32, bfloat16 = np.median(seconds[1:], axis=0)  # the first ones compile
+    return bool(bfloat16 < float32)

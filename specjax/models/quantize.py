@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree, static
-from specjax.models.sharding import on_host
+from specjax.models.sharding import map_by_path, on_host
 
 KINDS = {"int8": jnp.int8, "int4": jnp.int4}
 GROUP = 32  # inputs that share an int4 scale, at most
@@ -122,12 +122,7 @@ def quantized_param(path: str, leaf: Array, kind: str, dtype: DTypeLike) -> Any:
 def quantize_params(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Quantises the float params of a target."""
     check_kind(kind)
-
-    def quantized(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return quantized_param(name, leaf, kind, leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(quantized, dict(params))
+    return map_by_path(lambda path, leaf: quantized_param(path, leaf, kind, leaf.dtype), params)
 
 
 def sign_checksum(table: Any) -> int:

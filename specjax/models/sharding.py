@@ -7,7 +7,7 @@ params, rows and caches lie.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +111,16 @@ def place(tree: Any, placement: Placement | None) -> Any:
     """Moves params, or an optimizer's state of them, to their devices; shapes learn theirs."""
     if placement is None:
         return tree
+    return map_by_path(lambda path, leaf: put_array(leaf, placement.of(path, leaf.shape)), tree)
 
-    def put(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return put_array(leaf, placement.of(name, leaf.shape))
 
-    return jax.tree_util.tree_map_with_path(put, tree)
+def map_by_path(function: Callable[[str, Any], Any], tree: Any, is_leaf: Any = None) -> Any:
+    """Maps the path, such as `layers_0.mlp.up_proj.weight`, and the value of each leaf."""
+
+    def mapped(path, leaf):
+        return function(jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+
+    return jax.tree_util.tree_map_with_path(mapped, tree, is_leaf=is_leaf)
 
 
 def put_array(leaf: Any, sharding: NamedSharding) -> Any:

@@ -13,10 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from specjax.models.cache import KVCache, write_slots
-from specjax.models.config import TransformerConfig
 from specjax.models.layers import ACTIVATIONS, NORMS, DecoderLayer, rotation_of
 from specjax.models.native import PANEL, PackedWeight, instructions, operands, without_gradients
 from specjax.models.target import QueryRows, Taps
@@ -34,7 +33,7 @@ LINEAR_FIELDS = (
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
 Head = tuple[int, int]  # layer and head
-Results = tuple[dict[int, Array], dict[Head, Array], Sequence[Array], Sequence[Array]]
+Results = tuple[dict[int, Float[Array, "B Q D"]], dict[Head, Float[Array, "B Q S"]], KVCache]
 
 
 def run_layers(
@@ -45,7 +44,7 @@ def run_layers(
     taps: Taps = Taps(),
     norm: nn.Module | None = None,
     in_any_order: bool = False,
-) -> tuple[dict[int, Float[Array, "B Q D"]], dict[Head, Float[Array, "B Q S"]], KVCache]:
+) -> Results:
     """Runs `x` through layers; writes their keys and values as scratch.
 
     Returns the tapped hidden states and the last by number (0: `x`, n: the output of layer n, the
@@ -58,26 +57,14 @@ def run_layers(
     cache = replace(cache, positions=positions)
     rotate = partial(rotation_of, rows.positions, config, cache.prompt_length)
     rotations: dict[Any, Any] = {None: None} | {rope: rotate(rope) for rope in _ropes(layers)}
-    run = partial(_run_by_layer, in_any_order=in_any_order)
     if _is_native(layers, x):
-        run = _run_natively
-    hidden, attention, keys, values = run(layers, x, rows, cache, rotations, taps, norm)
-    return hidden, attention, replace(cache, keys=tuple(keys), values=tuple(values))
-
-
-def _run_by_layer(
-    layers: Sequence[DecoderLayer],
-    x: Array,
-    rows: QueryRows,
-    cache: KVCache,
-    rotations: dict[Any, Any],
-    taps: Taps,
-    norm: nn.Module | None,
-    in_any_order: bool,
-) -> Results:
-    config = layers[0].config
-    start = cache.length + (rows.visible.shape[2] - rows.tokens.shape[1])
-    masks = _masks(config, len(layers), rows, cache)
+        return _run_natively(layers, x, rows, cache, rotations, taps, norm)
+    visible = cache.visible_slots(rows.visible)
+    distance = rows.positions[:, :, None] - cache.positions[:, None, :]
+    windows = {config.window_of(number) for number in range(len(layers))}
+    masks = {  # the slots that each token sees
+        window: visible if window is None else visible & (distance < window) for window in windows
+    }
     hidden, attention, keys, values = {0: x}, dict[Head, Any](), [], []
     for number, layer in enumerate(layers):
         x, weights, layer_keys, layer_values = cast(Any, layer)(
@@ -96,19 +83,7 @@ def _run_by_layer(
         values.append(layer_values)
     if norm is not None:
         hidden[len(layers)] = norm(x)
-    return hidden, attention, keys, values
-
-
-def _masks(
-    config: TransformerConfig, num_layers: int, rows: QueryRows, cache: KVCache
-) -> dict[int | None, Bool[Array, "B Q S"]]:
-    """Returns the slots that each token sees, for each sliding window (None: all)."""
-    visible = cache.visible_slots(rows.visible)
-    distance = rows.positions[:, :, None] - cache.positions[:, None, :]
-    windows = {config.window_of(layer) for layer in range(num_layers)}
-    return {
-        window: visible if window is None else visible & (distance < window) for window in windows
-    }
+    return hidden, attention, replace(cache, keys=tuple(keys), values=tuple(values))
 
 
 def _is_native(layers: Sequence[DecoderLayer], x: Array) -> bool:
@@ -152,9 +127,9 @@ def _run_natively(
     heads = sorted(set(taps.attention_heads))
     hidden, normed = {0: x}, x
     variables = [dict(layer.variables["params"]) for layer in layers]
-    if not layers[0].is_plainly_normed():
+    if not layers[0].is_plainly_normed:
         normed, x = layers[0].normed(x), layers[0].residual(x)
-        variables[0].pop("input_layernorm", None)
+        del variables[0]["input_layernorm"]
     inputs = [x, normed, rows.positions, cache.positions, cache.length, rows.visible]
     inputs += [angle for rope in ropes for angle in rotations[rope]]
     inputs += [] if norm is None else _vectors(norm.variables["params"])[1]
@@ -196,7 +171,8 @@ def _run_natively(
     )
     output, tapped, attention, *caches = without_gradients(call)(*inputs)
     hidden |= dict(zip(inner, tapped, strict=True)) | {count: output}
-    return hidden, dict(zip(heads, attention, strict=True)), caches[::2], caches[1::2]
+    cache = replace(cache, keys=tuple(caches[::2]), values=tuple(caches[1::2]))
+    return hidden, dict(zip(heads, attention, strict=True)), cache
 
 
 def _vectors(params: Any) -> tuple[list[bool], list[Array]]:

@@ -115,10 +115,7 @@ class Target(Protocol):
         ...
 
     def logits(
-        self,
-        params: Any,
-        hidden: Float[Array, "... D"],
-        lm_head: Weight | None = None,
+        self, params: Any, hidden: Float[Array, "... D"], lm_head: Weight | None = None
     ) -> Float[Array, "... R"]:
         """Returns the float32 logits of hidden states that have passed the final norm.
 

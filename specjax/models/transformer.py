@@ -19,7 +19,7 @@ from specjax.models.products import lookup, project
 from specjax.models.quantize import Weight
 from specjax.models.shapes import shape_mismatches
 from specjax.models.stack import run_layers
-from specjax.models.target import ModelOutput, QueryRows, Taps
+from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
 
 
 class Transformer(nn.Module):
@@ -58,15 +58,12 @@ class Transformer(nn.Module):
         last = config.num_hidden_layers
         logits = None
         if taps.logits or self.is_initializing():
-            logits = self._logits(hidden[last], table)
+            if not config.tie_word_embeddings:
+                table = Embedding(config, name="lm_head")()
+            logits = self._projected(hidden[last], table)
         picked = [hidden[layer % (last + 1)] for layer in taps.hidden_layers]
         weights = [attention[head] for head in taps.attention_heads]
         return ModelOutput(logits, _stack(picked, axis=2), _stack(weights, axis=1)), cache
-
-    def _logits(self, x: Float[Array, "B Q D"], table: Weight):
-        if not self.config.tie_word_embeddings:
-            table = Embedding(self.config, name="lm_head")()
-        return self._projected(x, table)
 
     @nn.nowrap
     def _embedded(self, table: Weight, tokens: Int[Array, "..."]):
@@ -92,8 +89,7 @@ class Transformer(nn.Module):
     def run(
         self, params: Any, rows: QueryRows, cache: KVCache, taps: Taps = Taps()
     ) -> tuple[ModelOutput, KVCache]:
-        output, cache = cast(Any, self.apply({"params": params}, rows, cache, taps))
-        return output, cache
+        return cast(Any, self.apply({"params": params}, rows, cache, taps))
 
     @nn.nowrap
     def embed(self, params: Any, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -101,10 +97,7 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def logits(
-        self,
-        params: Any,
-        hidden: Float[Array, "... D"],
-        lm_head: Weight | None = None,
+        self, params: Any, hidden: Float[Array, "... D"], lm_head: Weight | None = None
     ) -> Float[Array, "... R"]:
         return self._projected(hidden, self.lm_head(params) if lm_head is None else lm_head)
 
@@ -137,8 +130,7 @@ class Transformer(nn.Module):
     @nn.nowrap
     def initialise(self, key: Key[Array, ""], dtype: DTypeLike = jnp.float32) -> dict:
         """Returns random params: a nested dict with Hugging Face's names."""
-        one = jnp.zeros((1, 1), jnp.int32)
-        rows = QueryRows(one, one, jnp.ones((1, 1, 1), bool))
+        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
         cache = KVCache.create(self.config, 1, 1)
         params = jax.jit(self.init)(key, rows, cache)["params"]
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)

@@ -6,14 +6,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import declared_fields
-from specjax.models.config import (
-    FULL,
-    SLIDING,
-    Rope,
-    TransformerConfig,
-    Variant,
-    eos_tokens,
-)
+from specjax.models.config import FULL, SLIDING, Rope, TransformerConfig, Variant, eos_tokens
 from specjax.models.layers import ACTIVATIONS
 
 Names = tuple[tuple[str, str], ...]

@@ -32,9 +32,5 @@ def _written(config: TransformerConfig) -> dict[str, Any]:
 
 QWEN2 = Family("qwen2", "Qwen2ForCausalLM", read_qwen2, defaults=DEFAULTS, written=_written)
 QWEN3 = Family(
-    "qwen3",
-    "Qwen3ForCausalLM",
-    read_qwen3,
-    defaults=DEFAULTS | {"head_dim": 128},
-    written=_written,
+    "qwen3", "Qwen3ForCausalLM", read_qwen3, defaults=DEFAULTS | {"head_dim": 128}, written=_written
 )

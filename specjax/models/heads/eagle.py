@@ -11,6 +11,7 @@ Speculative Sampling" (HASS), section 3.2.
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.models.heads.layered import LayeredConfig, LayeredHead
@@ -26,9 +27,7 @@ class EagleConfig(LayeredConfig):
 
 
 def aligned_attention(
-    query: Float[Array, "B A T H"],
-    streams: list[KeysAndValues],
-    segments: Int[Array, "B T"],
+    query: Float[Array, "B A T H"], streams: list[KeysAndValues], segments: Int[Array, "B T"]
 ) -> Float[Array, "B A T H"]:
     """Computes attention of the newest of n streams of keys and values over all of them.
 
@@ -45,10 +44,8 @@ def aligned_attention(
 
 def _delayed(values: Array, back: int, empty: int = 0) -> Array:
     """Shifts `values` by `back` along axis 2; fills the beginning with `empty`."""
-    if back == 0:
-        return values
-    padding = [(0, 0), (0, 0), (back, 0), (0, 0)]
-    return jnp.pad(values[:, :, :-back], padding, constant_values=empty)
+    edges = [(0, 0, 0), (0, 0, 0), (back, -back, 0), (0, 0, 0)]  # the end is cut off
+    return lax.pad(values, jnp.array(empty, values.dtype), edges)
 
 
 class EagleHead(LayeredHead):

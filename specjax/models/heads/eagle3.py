@@ -30,7 +30,7 @@ LOGIT_PARAMS = ("norm", "lm_head")  # the params that turn the layer's output in
 class Eagle3Config(LayeredConfig):
     """The shape of a head of one layer."""
 
-    tapped: tuple[int, ...] = ()  # layers of the target, as numbered by `Taps`
+    taps: tuple[int, ...] = ()  # layers of the target, as numbered by `Taps`
     tap_norm: TapNorm = "none"  # of the target's features
     norm_output: bool = False  # the feature to draft below is normed
     has_lm_heads: ClassVar[bool] = True
@@ -41,15 +41,11 @@ class Eagle3Config(LayeredConfig):
                 f"an EAGLE-3 head of {self.layers.num_hidden_layers} layers is not supported; "
                 "give one of 1 layer"
             )
-        if len(set(self.tapped)) != len(self.tapped) or len(self.tapped) < 2:
+        if len(set(self.taps)) != len(self.taps) or len(self.taps) < 2:
             raise SpecjaxError(
-                f"an EAGLE-3 head cannot read the target's layers {self.tapped}: it needs several "
+                f"an EAGLE-3 head cannot read the target's layers {self.taps}: it needs several "
                 "different ones"
             )
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.tapped
 
     @classmethod
     def for_target(
@@ -77,6 +73,8 @@ class Eagle3Layer(DecoderLayer):
     Only the feature passes on through the residual connections.
     """
 
+    is_plainly_normed = False
+
     def setup(self):
         super().setup()
         self.hidden_norm = RMSNorm(self.config.rms_norm_eps)
@@ -87,9 +85,6 @@ class Eagle3Layer(DecoderLayer):
 
     def residual(self, x: Float[Array, "B Q E"]) -> Float[Array, "B Q D"]:
         return jnp.split(x, 2, axis=-1)[1]
-
-    def is_plainly_normed(self) -> bool:
-        return False
 
 
 class Eagle3Head(LayeredHead):
@@ -106,7 +101,7 @@ class Eagle3Head(LayeredHead):
         self.add_draft_tokens()
         config = self.config.layers
         if self.config.tap_norm == "each":
-            self.fc_norm = [RMSNorm(config.rms_norm_eps) for _ in self.config.tapped]
+            self.fc_norm = [RMSNorm(config.rms_norm_eps) for _ in self.config.taps]
         elif self.config.tap_norm == "joined":
             self.input_norm = RMSNorm(config.rms_norm_eps)
         self.fc = Linear(config.hidden_size)
@@ -116,7 +111,6 @@ class Eagle3Head(LayeredHead):
 
     @property
     def layers(self) -> list[Eagle3Layer]:
-        """The only layer."""
         return [self.layer]
 
     def joined(
@@ -130,7 +124,7 @@ class Eagle3Head(LayeredHead):
     def normed_taps(self, features: Float[Array, "B Q F"]) -> Float[Array, "B Q F"]:
         """Returns the target's features as `fc` reads them."""
         if self.config.tap_norm == "each":
-            taps = jnp.split(features, len(self.config.tapped), axis=-1)
+            taps = jnp.split(features, len(self.config.taps), axis=-1)
             taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
             return jnp.concatenate(taps, axis=-1)
         return self.input_norm(features) if self.config.tap_norm == "joined" else features

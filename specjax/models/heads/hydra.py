@@ -10,7 +10,6 @@ After their first block the heads apply a second one repeatedly, as the publishe
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -20,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.pytree import cast_floats
 from specjax.core.settings import check_fields, setting
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
@@ -27,7 +27,7 @@ from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import LayeredConfig, LayeredHead, layers_like
 from specjax.models.layers import DecoderLayer, Linear, RMSNorm
 from specjax.models.stack import run_layers
-from specjax.models.target import QueryRows, causal_rows
+from specjax.models.target import QueryRows
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class HydraHeads(LayeredHead):
             x = x + nn.silu(self.later_blocks[depth - 1](x))
         return self.lm_heads[depth - 1](x) if self.config.has_lm_heads else x
 
-    def whole(self, rows: QueryRows, features: Float[Array, "B Q D"], cache: KVCache) -> None:
+    def __call__(self, rows: QueryRows, embedded: Array, features: Array, cache: KVCache) -> None:
         """Calls everything once, so that Flax creates all params."""
         if self.config.has_prefix:
             self.prefixed(rows, features, cache)
         for depth in range(1, self.config.num_heads + 1):
-            self.read(depth, features, jnp.stack([features] * depth, axis=2))
+            self.read(depth, features, jnp.stack([embedded] * depth, axis=2))
 
     @nn.nowrap
     def run(
@@ -170,19 +170,14 @@ class HydraHeads(LayeredHead):
         are random. Their biases are 0.
         """
         width = self.config.hidden_size
-        features = jnp.zeros((1, 1, width))
-        rows = causal_rows(jnp.zeros((1, 1), jnp.int32), jnp.zeros((1,), jnp.int32))
-        cache = KVCache.create(self.config.layers, 1, 1)
-        make = jax.jit(partial(self.init, method=HydraHeads.whole))
-        params = dict(make(key, rows, features, cache)["params"])
+        params = super().initialise(key)
         for number in range(self.config.num_heads):
-            first = dict(params[f"first_blocks_{number}"])
-            linear, skip = dict(first["linear"]), dict(first["res_connection"])
-            linear["weight"] = jnp.zeros_like(linear["weight"])
+            first = params[f"first_blocks_{number}"]
+            first["linear"] = jax.tree.map(jnp.zeros_like, first["linear"])
+            skip = first["res_connection"]
             skip["weight"] = skip["weight"].at[:, :width].set(jnp.eye(width))
-            params[f"first_blocks_{number}"] = {"linear": linear, "res_connection": skip}
             if later := params.get(f"later_blocks_{number}"):
                 params[f"later_blocks_{number}"] = jax.tree.map(jnp.zeros_like, later)
             if lm_head is not None and self.config.has_lm_heads:
-                params[f"lm_heads_{number}"] |= {"weight": jnp.array(lm_head)}
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+                params[f"lm_heads_{number}"]["weight"] = jnp.array(lm_head)
+        return cast_floats(params, dtype)

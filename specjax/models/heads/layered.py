@@ -145,8 +145,7 @@ class LayeredHead(nn.Module):
         tokens = jnp.where(is_text, rows.tokens, 0)
         embedded = weights.target.embed(weights.target_params, tokens)
         inputs = rows, embedded, features, cache
-        output, cache = cast(Any, self.apply({"params": weights.params}, *inputs))
-        return output, cache
+        return cast(Any, self.apply({"params": weights.params}, *inputs))
 
     @nn.nowrap
     def step(

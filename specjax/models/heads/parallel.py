@@ -129,8 +129,7 @@ def from_eagle(
     more than what its attention gathers from the text. The embedding of a real token would come
     with a continuation to unlearn.
     """
-    parallel = ParallelHead(
-        ParallelConfig(head.config.layers, num_masks, True, head.config.fc_bias)
-    )
+    config = ParallelConfig(head.config.layers, num_masks, fc_bias=head.config.fc_bias)
+    parallel = ParallelHead(config)
     dtype = params["fc"]["weight"].dtype
     return parallel, parallel.initialise(key, dtype) | dict(params)

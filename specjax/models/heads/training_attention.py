@@ -39,8 +39,7 @@ def training_attention(
         return in_blocks(block, (query, 2), (is_far, 1), (parts, 2), (masks, 1))
     batch, heads, _, width = query.shape
     far_keys, far_values = far
-    length = far_keys.shape[2]
-    groups = far_keys.shape[1]
+    groups, length = far_keys.shape[1:3]
     grouped = query.reshape(batch, groups, heads // groups, -1, width)
     scores = [_masked(einsum("bkgth,bksh->bkgts", grouped, far_keys), is_far)]
     for (keys, _), is_near in near:

@@ -39,7 +39,10 @@ MORE_FIELDS = {  # of other architectures
 WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
 ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
 LONG_ROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
-LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}  # layers of those whose heads are scaled otherwise
+LARGEST_GEMMAS = {
+    "gemma2": 46,
+    "gemma3_text": 62,
+}  # layers of those whose heads are scaled otherwise
 
 Values = dict[str, Any]
 # From the metadata that is left (read keys are popped), the tensors and the values so far to more.
@@ -59,13 +62,10 @@ def _llama(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values
     return {"model_type": "mistral"} if values.get("sliding_window") else {}
 
 
-def _gemma(name: str) -> Read:
-    def read(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
-        is_largest = values["num_hidden_layers"] == LARGEST_GEMMAS[name]
-        by_heads = values["hidden_size"] // values["num_attention_heads"]
-        return {"query_pre_attn_scalar": by_heads if is_largest else values["head_dim"]}
-
-    return read
+def _gemma(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
+    is_largest = values["num_hidden_layers"] == LARGEST_GEMMAS[values["model_type"]]
+    by_heads = values["hidden_size"] // values["num_attention_heads"]
+    return {"query_pre_attn_scalar": by_heads if is_largest else values["head_dim"]}
 
 
 def _phi3(unread: Values, tensors: Mapping[str, Any], values: Values) -> Values:
@@ -88,8 +88,8 @@ ARCHITECTURES = {
     "llama": Architecture("llama", has_pairs=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "gemma2": Architecture("gemma2", adds_one_to_norms=True, read=_gemma("gemma2")),
-    "gemma3": Architecture("gemma3_text", adds_one_to_norms=True, read=_gemma("gemma3")),
+    "gemma2": Architecture("gemma2", adds_one_to_norms=True, read=_gemma),
+    "gemma3": Architecture("gemma3_text", adds_one_to_norms=True, read=_gemma),
     "phi3": Architecture("phi3", read=_phi3),
     "smollm3": Architecture("smollm3", has_pairs=True),
     "starcoder": Architecture("gpt_bigcode"),

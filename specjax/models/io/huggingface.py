@@ -30,7 +30,7 @@ from specjax.core.pytree import cast_floats
 from specjax.core.text import visible
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_values
-from specjax.models.families.family import LLAMA_NAMES
+from specjax.models.families.family import LLAMA_NAMES, Names
 from specjax.models.io.weights import (
     FLOATS,
     INTEGERS,
@@ -41,7 +41,7 @@ from specjax.models.io.weights import (
 )
 from specjax.models.native import packed_param, unpack_params
 from specjax.models.precision import default_dtype
-from specjax.models.quantize import has_quantized, quantized_param
+from specjax.models.quantize import has_quantized, quantize_params, quantized_param
 from specjax.models.shapes import expected_shapes, first_few, mismatches, shape_mismatches
 from specjax.models.sharding import Placement, on_host, place
 from specjax.models.transformer import Transformer
@@ -50,7 +50,6 @@ from specjax.models.transformer import Transformer
 BUFFER = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
 LESS = "use a smaller dtype, or quantize int8 or int4"
 PACKED = (".qweight", ".qzeros", ".scales")  # of GPTQ and AWQ
-Names = Sequence[tuple[str, str]]  # such as `LLAMA_NAMES`
 
 
 def huggingface_name(path: str) -> str:
@@ -70,11 +69,10 @@ def _lookup(path: str, names: Names) -> tuple[int, str]:
 def expected_weights(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight of a model with this config, by Hugging Face name."""
     shapes = expected_shapes(cast(Any, Transformer(config)))
-    stored_shapes = {}
-    for name, paths in _stored_paths(config).items():
-        rows = sum(shapes[path][0] for path in paths)
-        stored_shapes[name] = (rows, *shapes[paths[0]][1:])
-    return stored_shapes
+    return {
+        name: (sum(shapes[path][0] for path in paths), *shapes[paths[0]][1:])
+        for name, paths in _stored_paths(config).items()
+    }
 
 
 def _stored_paths(config: TransformerConfig) -> dict[str, list[str]]:
@@ -304,15 +302,11 @@ def _check_memory(
     quantize: str | None,
     placement: Placement | None,
 ) -> None:
-    def kept(path: str) -> Any:
-        leaf = jax.ShapeDtypeStruct(tensors[path].shape, dtype)
-        if quantize is None:
-            return leaf
-        return jax.eval_shape(partial(quantized_param, path, kind=quantize, dtype=dtype), leaf)
-
+    leaves = {path: jax.ShapeDtypeStruct(tensor.shape, dtype) for path, tensor in tensors.items()}
+    if quantize is not None:
+        leaves = jax.eval_shape(partial(quantize_params, kind=quantize), leaves)
     is_packed = jax.default_backend() != "cpu"
-    leaves = place({path: kept(path) for path in tensors}, placement)
-    needs = {"weights": device_bytes(leaves, is_packed)}
+    needs = {"weights": device_bytes(place(leaves, placement), is_packed)}
     devices = None if placement is None else placement.mesh.devices.flat
     check_fits(title, needs, advice=LESS, devices=devices)
 

@@ -30,7 +30,6 @@ FLOATS = {  # by their names in safetensors
     "F16": jnp.dtype("float16"),
     "BF16": jnp.dtype("bfloat16"),
 }
-
 INTEGERS = {"I32": jnp.dtype("int32"), "I64": jnp.dtype("int64")}
 Index = tuple[slice, ...]
 

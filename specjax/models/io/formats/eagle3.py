@@ -37,7 +37,7 @@ def _config(
 ) -> Eagle3Config:
     """Takes the tapped layers from config.json, or as published from the target's depth."""
     nested = values.get("eagle_config") or {}
-    tapped = tuple(values.get(TAPS) or nested.get(TAPS) or default_taps(target))
+    taps = tuple(values.get(TAPS) or nested.get(TAPS) or default_taps(target))
     tap_norm = "joined" if has(shapes, r"input_norm\.weight") else "none"
     tap_norm = "each" if has(shapes, r"fc_norm\.0\.weight") else tap_norm
     norm_output = bool(values.get(NORM_OUTPUT, nested.get(NORM_OUTPUT)))
@@ -47,7 +47,7 @@ def _config(
             f"trained some such heads without: if almost nothing is accepted, set {NORM_OUTPUT} to "
             "false there"
         )
-    return Eagle3Config(layers, tapped, tap_norm, norm_output, draft_vocab_size=rows(shapes, "d2t"))
+    return Eagle3Config(layers, taps, tap_norm, norm_output, draft_vocab_size=rows(shapes, "d2t"))
 
 
 def _decode(params: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def _encode(file: HeadFile) -> None:
     file.values["draft_vocab_size"] = config.num_drafted
     if config.norm_output:
         file.values[NORM_OUTPUT] = True
-    if config.tapped != default_taps(file.target):
-        file.values[TAPS] = list(config.tapped)
+    if config.taps != default_taps(file.target):
+        file.values[TAPS] = list(config.taps)
     if "d2t" in file.tensors:
         tokens = np.asarray(file.tensors["d2t"], np.int64)
         file.tensors["d2t"] = tokens - np.arange(len(tokens))
