@@ -23,7 +23,7 @@ Sums = PyTree[Float[Array, ""]]
 BlockLoss = Callable[[Any, Any, Any], tuple[Float[Array, ""], Sums]]
 
 
-def map_slots(read: Callable[[Any], SlotValues], arrays: PyTree[Array]) -> SlotValues:
+def map_slots(read: Callable[[Any], PyTree[Array]], arrays: PyTree[Array]) -> PyTree[Array]:
     """Computes values of every slot from `arrays`, `[B, T, ...]` each, one block at a time.
 
     No gradients flow through it.
@@ -48,7 +48,7 @@ def sum_slots(
 
 def _forward(loss_of: BlockLoss, trained: PyTree, inputs: PyTree, fixed: PyTree):
     measure = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    length = max((leaf.shape[1] for leaf in jax.tree.leaves(inputs)), default=0)
+    length = jax.tree.leaves((inputs, fixed))[0].shape[1]
 
     def add(totals, block):
         sums, (of_trained, of_inputs) = measure(trained, *block)
@@ -63,8 +63,7 @@ def _forward(loss_of: BlockLoss, trained: PyTree, inputs: PyTree, fixed: PyTree)
     return sums, (of_trained, _join(of_inputs, length))
 
 
-def _backward(loss_of: BlockLoss, slopes: tuple[PyTree, PyTree], cotangents: Any):
-    del loss_of
+def _backward(_loss_of: BlockLoss, slopes: tuple[PyTree, PyTree], cotangents: Any):
     scale, _ = cotangents
     scaled = jax.tree.map(lambda slope: (scale * slope).astype(slope.dtype), slopes)
     return (*scaled, None)

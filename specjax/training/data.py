@@ -122,10 +122,9 @@ def slot_mask(
     is_answer: Bool[Array, "B T"], segments: Int[Array, "B T"], ahead: int = AHEAD
 ) -> Bool[Array, "B T"]:
     """Marks the slots that count: the token `ahead` of them belongs to an answer of their text."""
-    num_missing = min(ahead, segments.shape[1])
 
     def later(values: Array) -> Array:
-        return jnp.pad(values[:, ahead:], ((0, 0), (0, num_missing)))
+        return jnp.pad(values, ((0, 0), (0, ahead)))[:, ahead:]
 
     return later(is_answer) & (later(segments) == segments) & (segments > 0)
 

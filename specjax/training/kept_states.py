@@ -7,22 +7,19 @@ looked up by their tokens, so runs over different texts can share a folder.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import new_folder, read_json, readable
 from specjax.models.fingerprint import FrozenModel
-from specjax.models.target import Target
 from specjax.training.checkpoints import checksum
 from specjax.training.data import padded_batch
 from specjax.training.examples import Example
@@ -81,6 +78,9 @@ def _kept(parts: Path, dtype: DTypeLike, width: int) -> dict[str, Float[np.ndarr
     return kept
 
 
+_states = jax.jit(hidden_states, static_argnames=("target", "layers"))
+
+
 def _read(
     examples: Sequence[Example], target: FrozenModel, layers: tuple[int, ...]
 ) -> Float[np.ndarray, "B T F"]:
@@ -88,12 +88,5 @@ def _read(
     length = -(-max(len(example.tokens) for example in examples) // STEP) * STEP
     batch = padded_batch(examples, BATCH, length)
     places = (batch[name] for name in ("tokens", "positions", "segments"))
-    states = _states(target.params, *places, model=target.model, layers=layers)
+    states = _states(target.model, target.params, layers, *places)
     return np.asarray(states, target.model.dtype(target.params)).reshape(BATCH, length, -1)
-
-
-@partial(jax.jit, static_argnames=("model", "layers"))
-def _states(
-    params: Any, *places: Int[Array, "B T"], model: Target, layers: tuple[int, ...]
-) -> Float[Array, "B T L D"]:
-    return hidden_states(model, params, layers, *places)

@@ -123,35 +123,10 @@ def train(
     params = place(jax.tree.map(jnp.copy, params), placement)  # steps donate theirs
     state = place({"params": params, "moments": optimizer.init(params)}, placement)
     one_step = train_step(loss_fn, optimizer, state, mesh)
-    take_step = _step_taker(one_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
-    with (
-        explain_out_of_memory("the training", advice),
-        open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
-    ):
-        first, state = run.restore(state, batches)
-        received: list[int] = []
-        with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
-            for step in range(first, options.total_steps):
-                state, metrics = take_step(step, state, batches, progress)
-                score = _report(run, progress, options, evaluation, step + 1, state, metrics)
-                signals = _of_any_process(received)
-                if signals or score is not None or options.is_due(options.save_every, step + 1):
-                    run.save(step + 1, state, batches, score)
-                if signals and step + 1 < options.total_steps:
-                    run.wait()
-                    raise Stopped(signals[0], f"stopped after step {step + 1}, which is saved")
-        best = run.best(state) or (options.total_steps, None, state)
-        return Trained(state["params"], best[2]["params"], best[0], best[1])
+    frozen, key, checked = _on(mesh, frozen), jax.random.key(options.seed), set()
 
-
-def _step_taker(
-    one_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
-) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
-    """Returns a function that takes one step over `accumulate` batches; metrics are the last's."""
-    key, checked = jax.random.key(seed), set()
-
-    def take_step(step, state, batches, progress):
-        metrics = {}
+    def take_step(step: int, state: PyTree, progress: Progress) -> tuple[PyTree, Metrics]:
+        metrics = {}  # those of the last batch
         for part in range(step * accumulate, (step + 1) * accumulate):
             batch = next(batches)
             progress.count(batch)
@@ -163,7 +138,24 @@ def _step_taker(
             state, metrics = one_step(*inputs)
         return state, metrics
 
-    return take_step
+    with (
+        explain_out_of_memory("the training", advice),
+        open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
+    ):
+        first, state = run.restore(state, batches)
+        received: list[int] = []
+        with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
+            for step in range(first, options.total_steps):
+                state, metrics = take_step(step, state, progress)
+                score = _report(run, progress, options, evaluation, step + 1, state, metrics)
+                stopped_by = _of_any_process(received)
+                if stopped_by or score is not None or options.is_due(options.save_every, step + 1):
+                    run.save(step + 1, state, batches, score)
+                if stopped_by and step + 1 < options.total_steps:
+                    run.wait()
+                    raise Stopped(stopped_by, f"stopped after step {step + 1}, which is saved")
+        best = run.best(state) or (options.total_steps, None, state)
+        return Trained(state["params"], best[2]["params"], best[0], best[1])
 
 
 def train_step(
@@ -193,21 +185,17 @@ def _split(batch: PyTree, mesh: Mesh) -> PyTree:
 
 def _on(mesh: Mesh, frozen: PyTree) -> PyTree:
     """Copies arrays that are not on the mesh to each of its devices."""
-    everywhere = NamedSharding(mesh, P())
 
     def put(leaf):
         is_there = getattr(getattr(leaf, "sharding", None), "mesh", None) == mesh
-        return leaf if is_there else put_array(leaf, everywhere)
+        return leaf if is_there else put_array(leaf, NamedSharding(mesh, P()))
 
     return jax.tree.map(put, frozen)
 
 
-def _of_any_process(signals: list[int]) -> list[int]:
-    """Returns the signals that any process got, so that all stop after the same step."""
-    if jax.process_count() == 1:
-        return signals
-    received = multihost_utils.process_allgather(np.int32(signals[0] if signals else 0))
-    return [int(np.max(received))] if np.any(received) else []
+def _of_any_process(signals: list[int]) -> int:
+    """Returns the signal that any process got, or 0, so that all stop after the same step."""
+    return int(np.max(multihost_utils.process_allgather(np.int32(max(signals, default=0)))))
 
 
 def _report(

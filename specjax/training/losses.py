@@ -35,8 +35,6 @@ TopLoss = Literal[
     "recall-at-k",
     "bild",
 ]
-RANK_TEMPERATURE = 1.0  # of logits; Patel et al. take 0.01, of cosines
-RECALL_TEMPERATURE = 1.0  # of ranks, as Patel et al.
 DIFFERENCE_TEMPERATURE = 3.0  # of logits, as Li et al.
 
 
@@ -53,7 +51,7 @@ def soft_cross_entropy(
 ) -> Float[Array, "..."]:
     """Computes `-sum p log q` over the whole vocabulary."""
     probs = jax.nn.softmax(_constant(target_logits), axis=-1)
-    return -jnp.sum(probs * _log_softmax(logits), axis=-1)
+    return optax.softmax_cross_entropy(logits.astype(jnp.float32), probs)
 
 
 def distribution_loss(
@@ -88,8 +86,8 @@ def top_loss(
     kind: str,
     logits: Float[Array, "... V"],
     target_logits: Float[Array, "... V"],
-    k: int = 10,
-    p: float = 0.9,
+    k: int,
+    p: float,
 ) -> Float[Array, "..."]:
     """Computes a loss on the target's k most likely tokens, or those that add up to p (`top-p`)."""
     k = min(k, logits.shape[-1])
@@ -143,17 +141,18 @@ def _recall_at_k(logits: Array, target_logits: Array, k: int, _p: float) -> Arra
 
     Patel et al. 2022, "Recall@k Surrogate Loss with Large Batches and Similarity Mixup": a token's
     rank is 1 + the sum of `sigmoid(difference)` over all other tokens' logits, and it counts by
-    `sigmoid(k - rank)`. Ranks are computed one at a time, so that no `[k, ..., V]` ever exists.
+    `sigmoid(k - rank)`. Both have temperature 1; Patel et al. take 0.01 for the first, of cosines.
+    Ranks are computed one at a time, so that no `[k, ..., V]` ever exists.
     """
     top_logits = _at(logits, _most_likely(target_logits, k))
 
     @jax.checkpoint
     def rank(logit: Array) -> Array:
-        above = jax.nn.sigmoid((logits - logit[..., None]) / RANK_TEMPERATURE)
+        above = jax.nn.sigmoid(logits - logit[..., None])
         return jnp.sum(above, axis=-1) + 0.5  # its difference from itself has counted one half
 
     ranks = lax.map(rank, jnp.moveaxis(top_logits, -1, 0))
-    return 1 - jnp.mean(jax.nn.sigmoid((k - ranks) / RECALL_TEMPERATURE), axis=0)
+    return 1 - jnp.mean(jax.nn.sigmoid(k - ranks), axis=0)
 
 
 def _bild(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
@@ -167,7 +166,7 @@ def _bild(logits: Array, target_logits: Array, k: int, _p: float) -> Array:
 
     def divergence(tokens: Int[Array, "... K"]) -> Array:
         log_p, log_q = (
-            _log_softmax((x[..., first] - x[..., second]) / DIFFERENCE_TEMPERATURE)
+            jax.nn.log_softmax((x[..., first] - x[..., second]) / DIFFERENCE_TEMPERATURE)
             for x in (_at(target_logits, tokens), _at(logits, tokens))
         )
         return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
@@ -191,15 +190,11 @@ def _cross_entropy_at(
 ) -> Array:
     """Computes `-sum p log q` over those of the tokens that count."""
     probs = jnp.where(counts, _at(jax.nn.softmax(target_logits, axis=-1), tokens), 0.0)
-    return -jnp.sum(probs * _at(_log_softmax(logits), tokens), axis=-1)
+    return -jnp.sum(probs * _at(jax.nn.log_softmax(logits, axis=-1), tokens), axis=-1)
 
 
 def _constant(values: Array) -> Array:
     return lax.stop_gradient(values).astype(jnp.float32)
-
-
-def _log_softmax(logits: Array) -> Array:
-    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 
 def _most_likely(logits: Array, k: int) -> Int[Array, "... K"]:

@@ -15,33 +15,26 @@ from rich.table import Column
 from specjax.core.errors import throttled
 
 
-class Progress:
+class Progress(Bar):
     """A progress bar that also measures the speed between two lines of the log."""
 
     def __init__(self, title: str, first: int, num_steps: int):
         is_quiet = jax.process_index() > 0  # only the first process prints
-        self.console = Console(stderr=True, quiet=is_quiet)
+        console = Console(stderr=True, quiet=is_quiet)
         whole, cut = Column(no_wrap=True), Column(overflow="ellipsis")  # on a narrow terminal
         columns = (
-            TextColumn("{task.description}", table_column=whole.copy()),
-            BarColumn(bar_width=20, table_column=whole.copy()),
-            MofNCompleteColumn(table_column=whole.copy()),
-            TimeRemainingColumn(table_column=whole.copy()),
+            TextColumn("{task.description}", table_column=whole),
+            BarColumn(bar_width=20, table_column=whole),
+            MofNCompleteColumn(table_column=whole),
+            TimeRemainingColumn(table_column=whole),
             TextColumn("{task.fields[metrics]}", markup=False, table_column=cut),
         )
-        hidden = not self.console.is_terminal
-        self.bar = Bar(*columns, console=self.console, disable=hidden, transient=True)
-        self.task = self.bar.add_task(title, total=num_steps, completed=first, metrics="")
+        hidden = not console.is_terminal
+        super().__init__(*columns, console=console, disable=hidden, transient=True)
+        self.task = self.add_task(title, total=num_steps, completed=first, metrics="")
         self.tokens, self.started = 0, time.perf_counter()
         self.title, self.num_steps = title, num_steps
         self.note = (lambda text: None) if is_quiet else throttled()
-
-    def __enter__(self) -> "Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
 
     def count(self, batch: PyTree) -> None:
         """Adds a batch to those since the last line."""
@@ -53,7 +46,7 @@ class Progress:
         seconds = time.perf_counter() - self.started
         speed = {"tokens_per_second": round(self.tokens / seconds, 1)} if self.tokens else {}
         text = _as_text({**metrics, **speed})
-        self.bar.update(self.task, completed=step, metrics=text)
+        self.update(self.task, completed=step, metrics=text)
         if not self.console.is_terminal:
             self.note(f"{self.title}: step {step} of {self.num_steps}, {text}")
         self.tokens, self.started = 0, time.perf_counter()
@@ -67,7 +60,7 @@ class Progress:
         measured = dict(measure(params))
         jax.block_until_ready(params)
         self.started += time.perf_counter() - began
-        self.bar.console.print(f"step {step}: {_as_text(measured)}", highlight=False)
+        self.console.print(f"step {step}: {_as_text(measured)}", highlight=False)
         return measured
 
 

@@ -52,17 +52,16 @@ class TrainingRun:
             return 0, state
         saved = self.checkpoints.steps()
         step, state, position = next(self._intact(saved, state), (0, state, None))
-        if saved and position is None:
+        if position is not None:
+            check_same_run(self.checkpoints.place, position["config"], self.config)
+            batches.set_state(position["batches"])
+            for corrupt in saved[: saved.index(step)]:
+                self.checkpoints.manager.delete(corrupt)
+        elif saved:
             raise SpecjaxError(
                 f"no checkpoint in {self.checkpoints.place} can be read; delete "
                 f"{self.folder.path} and train again"
             )
-        if position is not None:
-            check_same_run(self.checkpoints.place, position["config"], self.config)
-            if position["batches"] is not None:
-                batches.set_state(position["batches"])
-        for corrupt in saved[: saved.index(step)] if step else ():
-            self.checkpoints.manager.delete(corrupt)
         if self.tensorboard is not None:
             logged = list(self.folder.records(METRICS, lambda line: int(line["step"])))
             self.folder.truncate(METRICS, sum(number <= step for number in logged))
@@ -147,8 +146,7 @@ def open_run(
             Checkpoints(place or str(path / CHECKPOINTS), keep_last) as checkpoints,
             SummaryWriter(str(path / TENSORBOARD)) if is_first else nullcontext() as tensorboard,
         ):
-            yield (run := TrainingRun(run_folder, checkpoints, tensorboard, config))
-            run.wait()
+            yield TrainingRun(run_folder, checkpoints, tensorboard, config)
 
 
 def check_out(out: Path, resume: bool, result: str) -> None:

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
@@ -82,7 +81,7 @@ class HeadTraining(ABC):
     # The method that measures the head while it trains; by default the one it is trained for.
     measured_as: ClassVar[str] = ""
     # Fields of the head's config that are set by a flag of another name, and that flag.
-    flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    flags: ClassVar[Mapping[str, str]] = {}
     # Other kinds of head that `adopt` can start from.
     adopts: ClassVar[tuple[str, ...]] = ()
 
@@ -113,7 +112,6 @@ class HeadTraining(ABC):
 
     def adopt(self, head: Any, params: Any, key: Key[Array, ""]) -> tuple[Any, Any]:
         """Turns a head that was loaded to start from into one of the trained kind."""
-        del key
         return head, params
 
     def logit_values(

@@ -9,7 +9,6 @@ slots.
 """
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ class Eagle3Training(HeadTraining):
     norm_output: bool = False
     """The output norm of EAGLE-3.1: drafts continue from what the LM head reads."""
 
-    flags: ClassVar = MappingProxyType({"draft_vocab_size": "--draft-vocab"})
+    flags: ClassVar = {"draft_vocab_size": "--draft-vocab"}
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=5e-5, warmup=0.015, weight_decay=0.0, clip="norm", clip_at=0.5, accumulate=2
     )

@@ -57,10 +57,9 @@ class HassTraining(EagleTraining):
             is_first = _is_first(step.batch["segments"])[..., None]
             features = jnp.where(is_first, features, jnp.roll(predicted, 1, axis=1))
             if self.token_alignment > 0:
-                best = map_slots(
-                    lambda x: {"token": best_token(step.logits(x, lm_head))}, predicted
-                )
-                token = best["token"] if lm_head is None else params[DRAFT_TOKENS][best["token"]]
+                token = map_slots(lambda x: best_token(step.logits(x, lm_head)), predicted)
+                if lm_head is not None:
+                    token = params[DRAFT_TOKENS][token]
                 drafted = step.target.embed(step.frozen, token)
                 key = jax.random.fold_in(step.key, number)
                 embedded = self.align_tokens(text, drafted, step.batch["segments"], key)

@@ -7,7 +7,6 @@ counts for head d if token t + 1 + d, which it predicts there, belongs to an ans
 """
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -39,9 +38,7 @@ class HydraTraining(HeadTraining):
     """Each head has a separate LM head, as published; with --no-lm-heads all use the target's.
     """
 
-    flags: ClassVar = MappingProxyType(
-        {"has_lm_heads": "--no-lm-heads", "num_hidden_layers": "--prefix"}
-    )
+    flags: ClassVar = {"has_lm_heads": "--no-lm-heads", "num_hidden_layers": "--prefix"}
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=5e-4,
@@ -55,16 +52,14 @@ class HydraTraining(HeadTraining):
     epochs: ClassVar[float] = 10.0
 
     def new_head(self, target: TransformerConfig) -> HydraHeads:
-        shape = {name: getattr(self, name) for name in ("num_heads", "num_layers")}
-        shape |= {"has_prefix": self.prefix, "has_lm_heads": self.lm_heads}
-        return HydraHeads(HydraConfig.for_target(target, **shape))
+        shape = self.prefix, self.num_heads, self.num_layers, self.lm_heads
+        return HydraHeads(HydraConfig.for_target(target, *shape))
 
     def step_loss(self, head: HydraHeads, params: Any, step: Step) -> LossAndMetrics:
         tokens, positions, segments = step.places
 
         def prefixed(params: Any) -> Float[Array, "B T D"]:
-            batch, length = tokens.shape
-            cache = KVCache.create(head.config.layers, batch, length, step.features.dtype)
+            cache = KVCache.create(head.config.layers, *tokens.shape, dtype=step.features.dtype)
             rows = QueryRows(tokens, positions, text_before(segments))
             return head.run(step.weights(params), rows, step.features, cache)[0]
 

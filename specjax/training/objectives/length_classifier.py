@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
 from specjax.core.settings import check_fields, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
@@ -34,7 +33,6 @@ from specjax.training.draft_features import (
 )
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
-from specjax.training.run_folder import check_out
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
@@ -63,30 +61,28 @@ def train_classifier(
     prompts: Sequence[Ids],
     generate: Generate,
     settings: ClassifierTraining,
-    out: str | Path,
+    out: Path,
     resume: bool = False,
 ) -> TrainedClassifier:
     """Trains a classifier on the draft's mistakes in the target's texts, in the run folder `out`.
 
     `generate` returns the target's greedy continuations of all prompts, with the end token.
     """
-    out = expand_user(out)
-    check_out(out, resume, CLASSIFIER)  # before the slow part
-    check_vocabularies(target, draft)
+    check_vocabularies(target, draft)  # before the slow part
     continuations = generate(prompts)
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
     data = read_drafts(texts, target, draft, settings.position)
     params, scores = fit(data, settings, out, resume)
-    recipe = asdict(settings)
     trained = TrainedClassifier(
         params=params,
         threshold=scores["threshold"],
         target=target.fingerprint,
         draft=draft.fingerprint,
         scores=scores,
-        recipe=recipe | {"num_prompts": len(prompts), "num_tokens": len(data.is_match)},
+        recipe=asdict(settings) | {"num_prompts": len(prompts), "num_tokens": len(data.is_match)},
         specjax_version=__version__,
-        **{name: recipe[name] for name in ("hidden_size", "position")},
+        hidden_size=settings.hidden_size,
+        position=settings.position,
     )
     if not (out / CLASSIFIER).exists():
         save_classifier(trained, out / CLASSIFIER)
@@ -194,7 +190,6 @@ def best_static_length(
     depth: Int[np.ndarray, " N"], accepted: Bool[np.ndarray, " N"]
 ) -> int | None:
     """Finds the static draft length with the highest F1; None if unlimited."""
-    lengths = range(1, int(depth.max()) + 1)
+    lengths = range(1, int(depth.max()) + 2)  # the last one limits no draft
     f1 = [scores_of(depth < length, accepted)["f1"] for length in lengths]
-    unlimited = scores_of(np.ones_like(accepted), accepted)["f1"]
-    return None if not f1 or unlimited >= max(f1) else 1 + int(np.argmax(f1))
+    return None if f1[-1] == max(f1) else lengths[int(np.argmax(f1))]

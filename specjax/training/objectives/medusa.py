@@ -8,7 +8,6 @@ answer; the first released trainer counts every token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import optax
@@ -71,7 +70,7 @@ class MedusaTraining(TokenTraining):
     """Each head has a separate LM head (version 1); with --no-lm-heads all use the target's
     (version 2)."""
 
-    flags: ClassVar = MappingProxyType({"has_lm_heads": "--no-lm-heads"})
+    flags: ClassVar = {"has_lm_heads": "--no-lm-heads"}
     # The released code's, with EAGLE's number of texts per step (theirs depends on the devices).
     optimizer: ClassVar[OptimizerOptions] = OptimizerOptions(
         learning_rate=2e-3, decay="cosine", beta2=0.999, weight_decay=0.0, clip="norm", clip_at=1.0

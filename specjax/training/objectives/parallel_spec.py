@@ -7,7 +7,6 @@ t + 1 + d; it counts there if that token belongs to an answer.
 """
 
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from jaxtyping import Array, Float, Key
@@ -34,9 +33,7 @@ class ParallelTraining(HeadTraining):
     fc_bias: bool = False
     """Give `fc` a bias, where features are read."""
 
-    flags: ClassVar = MappingProxyType(
-        {"reads_features": "--features", "num_hidden_layers": "--num-layers"}
-    )
+    flags: ClassVar = {"reads_features": "--features", "num_hidden_layers": "--num-layers"}
     adopts: ClassVar = ("eagle",)
 
     def adopt(self, head: Any, params: Any, key: Key[Array, ""]) -> tuple[Any, Any]:
