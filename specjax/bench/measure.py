@@ -7,7 +7,7 @@ into text are not. Before anything is timed, `warm_up` compiles every program an
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Sized
-from itertools import groupby
+from itertools import cycle, groupby, islice
 from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -17,8 +17,6 @@ from specjax.run.tasks import TaskPrompt
 
 PLAIN = "plain"  # the method that all others are compared with
 Step = TypeVar("Step")
-
-
 Batch = tuple[TaskPrompt, ...]  # prompts of one kind that are served at once
 
 
@@ -97,10 +95,7 @@ def batches_of(prompts: Iterable[TaskPrompt], batch_size: int = 1) -> list[Batch
     for _, group in groupby(prompts, key=lambda prompt: prompt.kind):
         of_kind = list(group)
         for first in range(0, len(of_kind), batch_size):
-            batch = of_kind[first : first + batch_size]
-            while len(batch) < batch_size:
-                batch += of_kind[: batch_size - len(batch)]
-            batches.append(tuple(batch))
+            batches.append(tuple(islice(cycle(of_kind), first, first + batch_size)))
     return batches
 
 
@@ -127,12 +122,8 @@ def measure_trials(
     method always follows the same one. The repeats of a batch are as far apart as possible, so
     that their spread shows whether the machine changed meanwhile.
 
-    Args:
-        contestants: compiled and warmed up.
-        batches: the prompts.
-        num_runs: how often each contestant runs each batch.
-        finished: trials to leave out.
-        before_repeat: called before the first trial of a repeat.
+    The contestants are compiled and warmed up. `finished` trials are left out, and `before_repeat`
+    is called before the first trial of a repeat.
     """
     for repeat in range(num_runs):
         missing = [number for number in range(len(batches)) if (number, repeat) not in finished]
@@ -169,7 +160,7 @@ def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sa
     )
 
 
-def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterable[Step]:
+def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -> Iterator[Step]:
     """Yields the same steps, with a progress bar or occasional lines on stderr."""
     from rich.console import Console
     from rich.progress import track
@@ -178,11 +169,8 @@ def with_progress(steps: Iterable[Step], doing: str, count: int | None = None) -
     if count is None and isinstance(steps, Sized):
         count = len(steps)
     if console.is_terminal:
-        return track(steps, doing, count, console=console, transient=True)
-    return _with_lines(steps, doing, count)
-
-
-def _with_lines(steps: Iterable[Step], doing: str, count: int | None) -> Iterator[Step]:
+        yield from track(steps, doing, count, console=console, transient=True)
+        return
     note, started = throttled(), time.monotonic()
     for number, step in enumerate(steps):
         text = f"{doing}: {number}"

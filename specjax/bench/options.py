@@ -1,6 +1,7 @@
 """The options of a benchmark. Imports are few, so that the command line starts fast."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
@@ -194,14 +195,10 @@ def default_methods(model: "Target", has_parts: bool = False) -> list[str]:
     """Returns the methods that need no params; with `has_parts`, as pocket has, all of them."""
     from specjax.loading.methods import METHODS
 
-    return [name for name in METHODS if has_parts or _needs_no_params(name, model)]
-
-
-def _needs_no_params(method: str, model: "Target") -> bool:
-    from specjax.loading.methods import METHODS
-
-    try:
-        METHODS.make(method, model.config, {}).check(model, None)
-    except SpecjaxError:
-        return False
-    return True
+    names = []
+    for name in METHODS:
+        with suppress(SpecjaxError):  # of a method that needs params
+            if not has_parts:
+                METHODS.make(name, model.config, {}).check(model, None)
+            names.append(name)
+    return names

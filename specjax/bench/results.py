@@ -18,11 +18,11 @@ from specjax.bench.summary import Measurement, Published
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_json, writable_folder
 from specjax.core.folder import Record, RunFolder
+from specjax.core.settings import declared_fields
 from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS = "bandwidth.jsonl", "rows.jsonl"
-COMMAND = "command"  # of run.json; that of the first start is kept
 WRITTEN_BY_OTHERS = ("*.png", "curves.jsonl", "traces.json")  # reports, benchmarks.claims
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 Converted = TypeVar("Converted")
@@ -109,7 +109,7 @@ def open_results(path: Path, about: Mapping[str, Any]) -> Results:
     """
     folder = RunFolder(path, RUN)
     if (path / SAMPLES).is_file():
-        folder.claim(about, ignored=(COMMAND,))
+        folder.claim(about, ignored=("command",))  # that of the first start is kept
         for name in (PROGRAMS, SAMPLES, BANDWIDTH):
             folder.truncate(name)
     else:
@@ -177,13 +177,9 @@ def _program(line: Mapping[str, Any]) -> tuple[str, Program]:
 
 
 def _row(line: Mapping[str, Any]) -> Measurement:
-    values: dict[str, Any] = {field.name: line[field.name] for field in fields(Measurement)}
-    for name, value in values.items():
-        values[name] = tuple(value) if isinstance(value, list) else value
-    for name in ("ratio", "tokens_per_second", "mean_accepted_length", "temperature", "batch"):
-        float(values[name])  # a TypeError is reported with its line
+    values = {field.name: line[field.name] for field in fields(Measurement)}
     values["published"] = Published(**values["published"])
-    return Measurement(**values)
+    return Measurement(**declared_fields(Measurement, values))
 
 
 def _run_values(sample: Sample) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,10 +58,7 @@ KEPT_OPTIONS = "peers max_new_tokens temperature batch verification runs seed".s
 
 
 def make_runners(
-    target: LoadedTarget,
-    options: BenchOptions,
-    prompts: Sequence[TaskPrompt],
-    condition: Condition,
+    target: LoadedTarget, options: BenchOptions, prompts: Sequence[TaskPrompt], condition: Condition
 ) -> list[Runner]:
     """Makes plain decoding and the other methods in the order they are named."""
     sampling = options.sampling(condition.temperature)
@@ -79,18 +77,15 @@ def make_runners(
 
 
 def make_contestants(
-    target: LoadedTarget,
-    options: BenchOptions,
-    prompts: Sequence[TaskPrompt],
-    condition: Condition,
+    target: LoadedTarget, options: BenchOptions, prompts: Sequence[TaskPrompt], condition: Condition
 ) -> list[Contestant]:
     """Makes plain decoding, the other methods in the order they are named, then peers."""
     made: list[Contestant] = [*make_runners(target, options, prompts, condition)]
     if names_in(options.peers) and condition.temperature == 0:
         source = sources_in(options.drafter).get("draft-model")
-        has_draft = target.name == POCKET or source
-        draft = load_draft(target, source) if has_draft else None
-        if draft is not None:
+        draft = None
+        if target.name == POCKET or source:
+            draft = load_draft(target, source)
             check_same_tokens(target, draft)
         peers = companion("peers")
         longest = max(len(prompt.ids) for prompt in prompts)
@@ -112,12 +107,8 @@ def run_bench(
     """Measures, prints a table per temperature and batch size, and returns all rows.
 
     An interrupted benchmark prints and keeps its complete trials; the same options and folder
-    resume it.
-
-    Args:
-        load_target: loads the target; called after all checks that do not need it.
-        options: what to measure.
-        make: makes the contestants, plain decoding first.
+    resume it. `load_target` is called after all checks that do not need the target, and `make`
+    makes the contestants, plain decoding first.
     """
     check(options)
     with ExitStack() as stack:
@@ -138,7 +129,6 @@ def run_bench(
         num_turns = sum(len(task.turns) for task in tasks)
         results = open_results(folder, about(target, options, prompts, num_turns))
         benchmark = Benchmark(target, options, prompts, results, make)
-        rows = []
         try:
             for condition in benchmark.conditions:
                 benchmark.measure(condition)
@@ -218,11 +208,8 @@ class Benchmark:
     @property
     def conditions(self) -> list[Condition]:
         """Every temperature with every batch size."""
-        return [
-            Condition(temperature, batch_size)
-            for temperature in self.options.temperatures
-            for batch_size in self.options.batch_sizes
-        ]
+        pairs = product(self.options.temperatures, self.options.batch_sizes)
+        return [Condition(*pair) for pair in pairs]
 
     def measure(self, condition: Condition) -> None:
         """Runs the trials that are missing from the results, and adds them."""

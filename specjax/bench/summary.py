@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
@@ -125,11 +125,8 @@ def summarise(
 ) -> list[Measurement]:
     """Returns one row per kind of task and method, then rows over `GROUPS` and over all kinds.
 
-    Args:
-        samples: runs at one temperature and batch size, plain decoding's among them.
-        programs: all methods, in the order of their rows.
-        compare: compares texts with plain decoding's.
-        temperature: of the runs.
+    `samples` are runs at one temperature and batch size, plain decoding's among them. `programs`
+    holds all methods, in the order of their rows.
     """
     matches = _matches(samples, compare, temperature)
     kinds = list(dict.fromkeys(sample.batch[0].kind for sample in samples))
@@ -190,7 +187,8 @@ def _summary(
     num_new_tokens = sum(len(text.tokens) for text in texts)
     rounds = sum(text.rounds for text in texts)
     pairs = [(sample, plain[sample.trial]) for sample in samples]
-    ratio, ratio_quartiles = _middle([sample.speed / baseline.speed for sample, baseline in pairs])
+    ratios = [sample.speed / baseline.speed for sample, baseline in pairs]
+    low, ratio, high = map(float, np.percentile(ratios, (25, 50, 75)))
     prefill = decode = overhead = None
     if all(sample.prefill_seconds is not None for sample in samples):
         prefill = _total(samples, lambda sample: sample.prefill_seconds or 0.0)
@@ -198,6 +196,8 @@ def _summary(
         overhead = median(run.round_seconds / baseline.round_seconds for run, baseline in pairs)
     seconds = _total(samples, lambda sample: sample.seconds)
     counts = Counter(match for sample in first for match in matches[sample.method, sample.number])
+    histograms = [text.accepted_lengths for text in texts]
+    histogram = map(sum, zip_longest(*histograms, fillvalue=0)) if all(histograms) else ()
     return Measurement(
         method=samples[0].method,
         dtype=samples[0].dtype,
@@ -207,14 +207,14 @@ def _summary(
         rounds=rounds,
         passes=sum(sample.passes for sample in first),
         mean_accepted_length=num_new_tokens / max(rounds, 1),
-        accepted_lengths=_histogram([text.accepted_lengths for text in texts]),
+        accepted_lengths=tuple(histogram),
         mean_length=sum(map(_length_over_rounds, first)) / max(rounds, 1),
         prefill_seconds=prefill,
         decode_seconds=decode,
         seconds=seconds,
         tokens_per_second=num_new_tokens / seconds,
         ratio=ratio,
-        ratio_quartiles=ratio_quartiles,
+        ratio_quartiles=(low, high),
         round_overhead=overhead,
         is_compared=not counts[TextMatch.NOT_COMPARED],
         num_near_ties=counts[TextMatch.NEAR_TIE],
@@ -229,7 +229,10 @@ def _summary(
 
 
 def _published(samples: Sequence[Sample], plain: Mapping[Trial, Sample]) -> Published:
-    runs = _whole_runs(samples)
+    num_batches = len({sample.number for sample in samples})
+    repeats = _grouped(samples, lambda sample: sample.repeat)
+    # The repeats that ran all batches; if none did, all samples are one run.
+    runs = [run for run in repeats if len(run) == num_batches] or [samples]
     speeds = [_throughput(run) for run in runs]
     ratios = [
         speed / _throughput([plain[sample.trial] for sample in run])
@@ -246,18 +249,8 @@ def _published(samples: Sequence[Sample], plain: Mapping[Trial, Sample]) -> Publ
     )
 
 
-def _whole_runs(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Returns the repeats that ran all batches; if none did, all samples as one."""
-    num_batches = len({sample.number for sample in samples})
-    runs = _grouped(samples, lambda sample: sample.repeat)
-    return [run for run in runs if len(run) == num_batches] or [list(samples)]
-
-
 def _grouped(samples: Iterable[Sample], key: Callable[[Sample], int]) -> list[list[Sample]]:
-    groups: dict[int, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(key(sample), []).append(sample)
-    return list(groups.values())
+    return [list(group) for _, group in groupby(sorted(samples, key=key), key)]
 
 
 def _questions(run: Iterable[Sample]) -> list[list[Sample]]:
@@ -281,19 +274,6 @@ def _throughput(run: Iterable[Sample]) -> float:
 def _tau(samples: Sequence[Sample]) -> float:
     texts = [text for sample in samples for text in sample.texts]
     return 1 + sum(text.num_accepted for text in texts) / max(1, sum(text.rounds for text in texts))
-
-
-def _middle(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Returns the median and the quartiles."""
-    low, middle, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
-    return middle, (low, high)
-
-
-def _histogram(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the sum of all counts; empty if one of them is unknown."""
-    if not all(counts):
-        return ()
-    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def _length_over_rounds(sample: Sample) -> float:

@@ -133,11 +133,8 @@ def generate_questions(
     Questions that are empty or longer than `distill_tokens` are dropped. `file` grows as in
     `distill`.
     """
-    tokenizer, ids, key = (
-        target.require_tokenizer(),
-        opening_of_question(target),
-        jax.random.key(seed),
-    )
+    tokenizer, key = target.require_tokenizer(), jax.random.key(seed)
+    ids = opening_of_question(target)
 
     def produce(numbers: Sequence[int]) -> Numbered:
         queue = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]

@@ -20,13 +20,8 @@ def make_engine(
 ) -> tuple[Engine, Params]:
     """Returns an engine and its params; nothing is checked or compiled yet.
 
-    Args:
-        target: from `specjax.load`.
-        drafter: with its params, from `specjax.load_drafter`.
-        max_new_tokens: maximum number of new tokens per sequence.
-        sampling: temperature, filters, and the verification rule.
-        automaton: of the grammar that a text follows, from `specjax.load_grammar`.
-        ignore_eos: whether to go on after EOS.
+    The drafter comes with its params, as from `specjax.load_drafter`. The automaton is that of the
+    grammar that every text follows, from `specjax.load_grammar`.
     """
     processors: tuple[Any, ...] = ()
     if automaton is not None:

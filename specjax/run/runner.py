@@ -125,11 +125,8 @@ class Runner:
     ) -> TimedRun:
         """Prefills and decodes, and times both.
 
-        Args:
-            prepared: prompts and key.
-            begin: replaces the prefill, as in a later turn of a conversation.
-            show: called with the text every few rounds; its own time does not count.
-            is_over: called with the text every few rounds; ends it early.
+        `begin` replaces the prefill, as in a later turn of a conversation. `show` and `is_over` are
+        called with the text every few rounds, which is not timed; `is_over` ends the text early.
         """
         started = time.perf_counter()
         state = jax.block_until_ready(begin()) if begin else self.prefill(prepared)
@@ -202,9 +199,9 @@ def _text(generation: Generation, sequence: int) -> GeneratedText:
     length = int(generation.length[sequence])
     stats = generation.stats
     return GeneratedText(
-        tokens=tuple(np.asarray(generation.tokens)[sequence, :length].tolist()),
+        tokens=tuple(generation.tokens[sequence, :length].tolist()),
         rounds=int(stats.rounds[sequence]),
-        accepted_lengths=tuple(np.asarray(stats.accepted_lengths)[sequence].tolist()),
-        from_draft=tuple(np.asarray(generation.from_draft)[sequence, :length].tolist()),
+        accepted_lengths=tuple(stats.accepted_lengths[sequence].tolist()),
+        from_draft=tuple(generation.from_draft[sequence, :length].tolist()),
         accepted=int(stats.accepted[sequence]),
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.core.chat import Message, chat_ids, opening_ids
-from specjax.core.errors import SpecjaxError, check_at_least, warn
+from specjax.core.errors import SpecjaxError, warn
 from specjax.data.task_files import TASKS, read_questions
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
@@ -56,21 +56,14 @@ class Task:
 
 
 def read_tasks(
-    source: str,
-    limit: int,
-    seed: int = 0,
-    is_validation: bool = False,
+    source: str, limit: int, seed: int = 0, is_validation: bool = False
 ) -> tuple[Task, ...]:
     """Returns the first `limit` tasks of each kind, ordered by kind; warns about other records.
 
-    Args:
-        source: "pocket", or what `task_files.read_questions` reads. The kind is the `category` of
-            a question, or else the name of the file.
-        limit: tasks per kind.
-        seed: selects among pocket's tasks.
-        is_validation: whether to take pocket's tasks for tuning; other sources have one set.
+    `source` is "pocket", or what `task_files.read_questions` reads. The kind is the `category` of a
+    question, or else the name of the file. `seed` selects among pocket's tasks, and `is_validation`
+    takes those for tuning; other sources have one set.
     """
-    check_at_least("limit", limit, 1, "nothing would be measured")
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
     kept: dict[str, list[Task]] = {}
@@ -95,22 +88,15 @@ def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[
 
 
 def task_prompts(
-    tasks: Sequence[Task],
-    target: LoadedTarget,
-    max_new_tokens: int,
-    answer: Answer,
+    tasks: Sequence[Task], target: LoadedTarget, max_new_tokens: int, answer: Answer
 ) -> list[TaskPrompt]:
     """Returns one prompt per turn, kind by kind; warns about those that do not fit.
 
     A prompt that leaves the target no position to continue it is left out, and so are the turns
     after it. One that leaves some, but fewer than `max_new_tokens`, is continued that far.
 
-    Args:
-        tasks: tasks of one kind stand together.
-        target: whose tokens they are.
-        max_new_tokens: that the target adds to each.
-        answer: plain greedy decoding. Later turns follow its answers, so that all methods get the
-            same prompts.
+    Tasks of one kind stand together. Later turns follow the answers of plain greedy decoding, so
+    that all methods get the same prompts.
     """
     tokenizer, config = target.require_tokenizer(), target.config
     of_task: list[list[TaskPrompt]] = [[] for _ in tasks]
@@ -169,5 +155,4 @@ def _pocket_tasks(limit: int, seed: int, is_validation: bool) -> Iterator[Task]:
         if seed:
             random.Random(seed).shuffle(questions)
         for question in questions[:limit]:
-            is_opening = kind == COMPLETE
-            yield Task(str(kind), question.turns, question.is_chat, is_opening)
+            yield Task(str(kind), question.turns, question.is_chat, is_opening=kind == COMPLETE)

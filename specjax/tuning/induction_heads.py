@@ -69,21 +69,15 @@ def count_copies(
 
 def ranked(counts: Int[np.ndarray, "L H"]) -> tuple[tuple[int, int, int], ...]:
     """Returns (layer, head, times) of the heads that copied at all, the most frequent first."""
-    order = np.argsort(-counts, axis=None, kind="stable")
-    places = zip(*np.unravel_index(order, counts.shape), strict=True)
-    return tuple(
-        (int(layer), int(head), int(counts[layer, head]))
-        for layer, head in places
-        if counts[layer, head] > 0
-    )
+    heads = [(layer, head, int(times)) for (layer, head), times in np.ndenumerate(counts) if times]
+    return tuple(sorted(heads, key=lambda copied: -copied[2]))
 
 
 def most_attended(text: Sequence[int], target: Target, params: Any) -> Int[np.ndarray, "L H T"]:
     """Returns the position that each head attends to most, from every token of the text."""
     config = target.config
     tokens = from_ids([text], BUCKET).tokens
-    padded = tokens.shape[1]
-    cache = target.new_cache(params, 1, padded, prompt_length=len(text))
+    cache = target.new_cache(params, 1, tokens.shape[1], prompt_length=len(text))
     parts = []
     for start in range(0, len(text), CHUNK):
         part, cache = _pass(params, tokens[:, start : start + CHUNK], cache, target)

@@ -62,11 +62,8 @@ def tune_machine(
 ) -> AutoChoice:
     """Chooses the method of `auto`: the fastest one, or plain decoding.
 
-    Args:
-        workload: target and validation prompts; prompts of different kinds should alternate.
-        variants: by method, the source of its drafter and the settings that are not searched.
-        only: try only these methods, not all that the target can use.
-        report: called with the results.
+    `variants` holds, by method, the source of its drafter and the settings that are not searched;
+    with `only`, no other methods are tried. Prompts of different kinds should alternate.
     """
     variants = variants or {}
     for method, (_, source, settings) in variants.items():  # fails now rather than after the work
@@ -92,8 +89,7 @@ def tune_machine(
         if result.speed > MIN_GAIN:
             settings = settings_of(winner.drafter, winner.method, workload.target)
             source = variants[winner.method].source
-            widths = 1, gate.num_nodes
-            return AutoChoice(machine, winner.method, settings, source, cost, widths)
+            return AutoChoice(machine, winner.method, settings, source, cost, (1, gate.num_nodes))
     return AutoChoice(machine, PLAIN, widths=(1,))
 
 

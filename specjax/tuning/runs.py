@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
 from typing import Any
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
@@ -35,17 +35,14 @@ class Workload:
     ) -> "Workload":
         """Reads validation tasks, `limit` of each kind; the kinds alternate."""
         tasks = read_tasks(source, limit, is_validation=True)
-        by_kind: dict[str, list[Ids]] = {}
-        answer = answers_of(target, max_new_tokens)
-        for prompt in task_prompts(tasks, target, max_new_tokens, answer):
-            by_kind.setdefault(prompt.kind, []).append(prompt.ids)
-        in_turn = chain.from_iterable(zip_longest(*by_kind.values()))
-        return cls(target, [ids for ids in in_turn if ids is not None], max_new_tokens)
+        prompts = task_prompts(tasks, target, max_new_tokens, answers_of(target, max_new_tokens))
+        kinds = [list(of_kind) for _, of_kind in groupby(prompts, lambda prompt: prompt.kind)]
+        in_turn = filter(None, chain.from_iterable(zip_longest(*kinds)))
+        return cls(target, [prompt.ids for prompt in in_turn], max_new_tokens)
 
-    def runner(self, name: str, drafter: Drafter, params: Any = None) -> Runner:
+    def runner(self, name: str, drafter: Drafter, params: Any) -> Runner:
         """Returns the runner of a drafter, after compiling everything and running it once."""
-        method = drafter, params
-        engine = make_engine(self.target, method, self.max_new_tokens, self.sampling)
+        engine = make_engine(self.target, (drafter, params), self.max_new_tokens, self.sampling)
         runner = Runner(name, *engine, padded_length(self.prompts))
         prepared = runner.prepare([self.prompts[0]])
         runner.engine.warm_up(runner.params, *prepared)

@@ -16,7 +16,7 @@ from specjax.bench.report.tables import (
 )
 from specjax.bench.results import Condition, FinishedResults, read_results
 from specjax.bench.summary import ALL, Measurement, last_task_rows
-from specjax.core.files import check_writable, expand_user, writable
+from specjax.core.files import check_writable, expand_user, write_whole
 from specjax.decoding.sampling import LOSSY, Sampling
 
 REPORT = "report.md"
@@ -48,11 +48,10 @@ LABELS = {
 def write_report(folder: Path) -> Path:
     """Writes the report of a benchmark's folder, with its charts, and returns its file."""
     folder = expand_user(folder)
-    check_writable(folder / REPORT, is_file=True)
-    text = "\n\n".join(_Report(folder, read_results(folder)).parts()) + "\n"
     path = folder / REPORT
-    with writable(path):
-        path.write_text(text, encoding="utf-8")
+    check_writable(path, is_file=True)
+    text = "\n\n".join(_Report(folder, read_results(folder)).parts()) + "\n"
+    write_whole(path, text.encode())
     return path
 
 
@@ -102,8 +101,7 @@ class _Report:
         yield f"![Speeds, {condition}]({chart.name})\n\n{SPEEDS}"
         if notes := near_ties(rows):
             yield _bullets(notes)
-        drafting = [row for row in overall if len(row.accepted_lengths) > 2]
-        for grid in (*task_tables(rows), depth_table(drafting)):
+        for grid in (*task_tables(rows), depth_table(overall)):
             if grid.rows:
                 yield table(grid)
 

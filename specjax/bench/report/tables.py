@@ -33,11 +33,6 @@ def number(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
-def quartiles(values: tuple[float, float]) -> str:
-    """Formats a range."""
-    return "-".join(map(number, values))
-
-
 def _compile_seconds(row: Measurement) -> str:
     return number(row.compile_seconds, 1) + (" (cached)" if row.is_cached else "")
 
@@ -54,7 +49,7 @@ NEVER, WIDE, ALWAYS = range(3)  # which terminals show a column; the report show
 COLUMNS = (
     Column("tokens/s", ALWAYS, lambda row, _: number(row.tokens_per_second, 1)),
     Column("x plain", ALWAYS, lambda row, _: number(row.ratio)),
-    Column("quartiles", ALWAYS, lambda row, _: quartiles(row.ratio_quartiles)),
+    Column("quartiles", ALWAYS, lambda row, _: "-".join(map(number, row.ratio_quartiles))),
     Column("accepted length", ALWAYS, lambda row, _: number(row.mean_accepted_length)),
     Column("tau", WIDE, lambda row, _: number(row.published.tau)),
     Column("round", WIDE, lambda row, _: number(row.round_overhead)),
@@ -97,25 +92,24 @@ def main_table(rows: Sequence[Measurement], sampling: Sampling, caption: str) ->
 
 def task_tables(rows: Sequence[Measurement]) -> list[Grid]:
     """Makes the tables of accepted length and speed: methods as rows, tasks as columns."""
-    tasks = list(dict.fromkeys(row.task for row in rows))
-    figures: dict[str, Callable[[Measurement], float]] = {
-        "Accepted length per task": lambda row: row.mean_accepted_length,
-        "Speed over plain decoding (x plain) per task": lambda row: row.ratio,
-    }
+    lengths = {(row.method, row.task): row.mean_accepted_length for row in rows}
+    ratios = {(row.method, row.task): row.ratio for row in rows}
     return [
-        _crossed(caption, tasks, {(row.method, row.task): read(row) for row in rows})
-        for caption, read in figures.items()
+        _crossed("Accepted length per task", lengths),
+        _crossed("Speed over plain decoding (x plain) per task", ratios),
     ]
 
 
 def overview(conditions: Mapping[str, Sequence[Measurement]]) -> Grid:
     """Makes the table of speeds over all tasks, with a column per condition."""
     values = {(row.method, name): row.ratio for name, rows in conditions.items() for row in rows}
-    return _crossed("Speed over plain decoding (x plain), all tasks", list(conditions), values)
+    return _crossed("Speed over plain decoding (x plain), all tasks", values)
 
 
-def _crossed(caption: str, columns: Sequence[str], values: Mapping[tuple[str, str], float]) -> Grid:
+def _crossed(caption: str, values: Mapping[tuple[str, str], float]) -> Grid:
+    """Makes a table of values by method and column, both in the order in which they first come."""
     methods = dict.fromkeys(method for method, _ in values)
+    columns = dict.fromkeys(column for _, column in values)
     cells = [
         [method, *(number(values.get((method, column))) for column in columns)]
         for method in methods
@@ -125,17 +119,15 @@ def _crossed(caption: str, columns: Sequence[str], values: Mapping[tuple[str, st
 
 def depth_table(rows: Sequence[Measurement]) -> Grid:
     """Makes the table of acceptance rates at the first depths, of methods that drafted."""
-    max_depth = min(MAX_DEPTHS, max((len(row.rates) for row in rows), default=0))
-    cells = []
-    for row in rows:
-        rates = [*row.rates[:max_depth], *[None] * (max_depth - len(row.rates))]
-        if row.rates:
-            cells.append([row.method, *map(number, rates)])
-    header = ["method", *map(str, range(1, max_depth + 1))]
+    values = {
+        (row.method, str(depth)): rate
+        for row in rows
+        for depth, rate in enumerate(row.rates[:MAX_DEPTHS], start=1)
+    }
     caption = (
         "Acceptance rate by depth: of the rounds that got that far, the share that accepted more"
     )
-    return Grid(caption, header, cells)
+    return _crossed(caption, values)
 
 
 def sweep_table(title: str, setting: str, points: Sequence[Point]) -> Grid:
