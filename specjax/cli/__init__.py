@@ -28,7 +28,6 @@ To complete commands and options with Tab (in bash, zsh, fish or tcsh):
 
   specjax --tyro-write-completion bash FILE   # then `source FILE`"""
 
-
 EXAMPLE = "specjax train {0} --data chats.jsonl --out runs/{0}"
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, new_folder, vacant
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class Convert:
     """For vllm: also write the target's embedding, which only pipeline parallelism needs."""
 
     def run(self) -> None:
-        from specjax.core.files import vacant
-
         for name in ("layout", "embedding"):
             if self.head_of is None and getattr(self, name) != getattr(Convert, name):
                 raise SpecjaxError(
@@ -50,7 +49,6 @@ class Convert:
             self._convert_head(directory, self.head_of)
 
     def _convert_target(self, directory: Path) -> None:
-        from specjax.core.files import new_folder
         from specjax.loading.hub import target_folder
         from specjax.loading.targets import copy_tokenizer, load
         from specjax.models.io.huggingface import save_transformer, write_index
@@ -65,7 +63,6 @@ class Convert:
         print(f"wrote {target.name} to {directory} in {dtype}")
 
     def _convert_head(self, directory: Path, head_of: str) -> None:
-        from specjax.core.files import expand_user
         from specjax.loading.hub import POCKET, find_head, pocket_folder
         from specjax.loading.methods import METHODS
         from specjax.loading.parts import load_head

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
+from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user, read_json
 from specjax.core.settings import setting
+from specjax.core.text import safe_console, token_ids
 
 if TYPE_CHECKING:
     from specjax.cli.generation import GenerationRequest
@@ -35,7 +38,6 @@ class TargetOptions:
 
     def load_target(self, **others: Any) -> "LoadedTarget":
         """Loads the target; `others` are its other arguments. The process keeps its programs."""
-        from specjax.cli.environment import use_compilation_cache
         from specjax.loading.targets import load
 
         use_compilation_cache()
@@ -76,7 +78,6 @@ class MethodOptions(PassOptions):
 
     def load_method(self) -> "tuple[LoadedTarget, tuple[Drafter, Any]]":
         """Returns the target and the drafter with its params."""
-        from specjax.core.text import safe_console
         from specjax.loading.drafters import load_drafter
         from specjax.loading.methods import METHODS
         from specjax.loading.tuned import auto_choice
@@ -133,7 +134,6 @@ class DecodingOptions(MethodOptions):
     def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
         """Returns the target and a function from prompts to requests."""
         from specjax.cli.generation import GenerationRequest
-        from specjax.core.files import expand_user, read_json
         from specjax.loading.grammar import load_grammar
         from specjax.run.engines import make_engine
         from specjax.run.runner import Runner
@@ -157,7 +157,6 @@ class DecodingOptions(MethodOptions):
         return target, request
 
     def _sampling(self, target: "LoadedTarget") -> "Sampling":
-        from specjax.core.text import token_ids
         from specjax.decoding.sampling import Sampling
 
         names = {field.name for field in fields(Sampling)} & set(vars(self))

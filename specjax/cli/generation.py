@@ -36,11 +36,6 @@ class GenerationRequest:
     def engine(self) -> Engine:
         return self.runner.engine
 
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens of the prompt, without padding."""
-        return tuple(np.asarray(self.prompt.tokens)[0, : int(self.prompt.length[0])].tolist())
-
     def with_plain(self) -> "GenerationRequest":
         """Returns the same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
@@ -62,10 +57,7 @@ class GenerationRequest:
         return time.perf_counter() - started
 
     def run(self, show: Callable[[Generation], None] | None = None) -> TimedRun:
-        """Generates to the end.
-
-        `show` gets the text as it grows, every few rounds; its own time does not count.
-        """
+        """Generates to the end; `show` gets the text as it grows, as in `Runner.run`."""
         begin = self._begin if self.is_turn else None
         is_over = self._is_stopped if self.stop else None
         return self.runner.run(self._prepared, begin, show, is_over)
@@ -110,7 +102,7 @@ class TimedText(Completion):
     def spans(self) -> list[Span]:
         """The copied spans, each with its original source in the prompt."""
         source = np.asarray(self.generation.source)[0, : len(self.tokens)].tolist()
-        return spans_of(sources_in_prompt(source, len(self.request.prompt_ids)))
+        return spans_of(sources_in_prompt(source, int(self.request.prompt.length[0])))
 
     def record(self, compile_seconds: float) -> dict[str, Any]:
         """Returns the fields of the JSON output."""
@@ -124,7 +116,7 @@ class TimedText(Completion):
             "temperature": sampling.temperature,
             "verification": sampling.verification,
             "is_lossy": self.is_lossy,
-            "text": None if self.request.target.tokenizer is None else self.text,
+            "text": None if target.tokenizer is None else self.text,
             "finish_reason": self.finish_reason,
             "tokens": self.tokens,
             "num_new_tokens": len(self.tokens),

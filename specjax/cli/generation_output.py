@@ -21,8 +21,6 @@ from specjax.decoding.sampling import LOSSY
 from specjax.run.runner import TimedRun
 from specjax.run.text import num_equal
 
-UNFINISHED = "the text ended before its grammar did; raise --max-new-tokens"
-
 
 @dataclass(frozen=True)
 class GenerateOutput:
@@ -86,7 +84,8 @@ class GenerateOutput:
         result = results[0]
         has_grammar = Grammar() in result.request.engine.sampling.processors
         if has_grammar and result.finish_reason == "length":
-            self.notes.print(UNFINISHED, style="bold red")
+            problem = "the text ended before its grammar did; raise --max-new-tokens"
+            self.notes.print(problem, style="bold red")
         for result in results:
             if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from specjax.cli.output import print_rows, short
-from specjax.core.errors import SpecjaxError
 from specjax.core.settings import field_texts
 from specjax.core.text import safe_console
 
 if TYPE_CHECKING:
+    from specjax.loading.method import Method
     from specjax.models.config import TransformerConfig
 
 
@@ -34,11 +34,11 @@ class Methods:
     def run(self) -> None:
         from specjax.loading.methods import METHODS
 
-        if self.method is not None and self.method not in METHODS:
-            raise SpecjaxError(f"method {self.method!r} is unknown; use {', '.join(METHODS)}")
+        if self.method is not None:
+            METHODS.check(self.method, {})
         config = None if self.target is None else _config_of(self.target)
-        names = METHODS if self.method is None else [self.method]
-        rows = {name: self._describe(name, config) for name in names}
+        methods = METHODS if self.method is None else {self.method: METHODS[self.method]}
+        rows = {name: self._describe(name, method, config) for name, method in methods.items()}
         if self.json:
             print(json.dumps(rows if self.method is None else rows[self.method]))
             return
@@ -65,10 +65,9 @@ class Methods:
             print()
             print_rows("settings (--set NAME=VALUE)", settings)
 
-    def _describe(self, name: str, config: "TransformerConfig | None") -> dict[str, Any]:
-        from specjax.loading.methods import METHODS
-
-        method = METHODS[name]
+    def _describe(
+        self, name: str, method: "Method", config: "TransformerConfig | None"
+    ) -> dict[str, Any]:
         fitted = method.fitted(config or _llama_2_7b())
         meanings = field_texts(method.drafter)
         needs = method.needs

@@ -23,7 +23,7 @@ from specjax.data.conversations import Conversation, read_conversations
 from specjax.data.task_files import TASKS
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters._trees import DepthTreeDrafter
-from specjax.loading.hub import find_head
+from specjax.loading.hub import POCKET, find_head
 from specjax.loading.methods import METHODS
 from specjax.loading.parts import load_head
 from specjax.loading.targets import LoadedTarget
@@ -43,7 +43,7 @@ from specjax.training.optimizer import OptimizerOptions
 from specjax.training.run_folder import check_out
 
 NUM_QUESTIONS = 8000  # questions that the target generates, by default
-POCKET, SELF = "pocket", "self"  # sources of conversations
+SELF = "self"  # the source of conversations that the target writes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,8 @@ class TrainHead(TargetOptions):
                 f"--data {' '.join(sources)} has fewer than two conversations, but one is needed "
                 "to train on and one to measure the head on; add more --data"
             )
-        held_out, conversations = split(conversations, self.eval_prompts)
+        num_held_out = max(1, min(self.eval_prompts, len(conversations) // 10))
+        held_out, conversations = conversations[:num_held_out], conversations[num_held_out:]
         drafter = self._measured_drafter(target, head)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
@@ -257,14 +258,6 @@ def read_all(
             random.Random(seed).shuffle(pocket)
         conversations += pocket[:limit]
     return conversations
-
-
-def split(
-    conversations: Sequence[Conversation], num_held_out: int
-) -> tuple[Sequence[Conversation], Sequence[Conversation]]:
-    """Splits off the first conversations to measure on, at most a tenth of all."""
-    count = max(1, min(num_held_out, len(conversations) // 10))
-    return conversations[:count], conversations[count:]
 
 
 def evaluation(

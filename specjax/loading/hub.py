@@ -71,12 +71,8 @@ def find_head(
 ) -> Path:
     """Returns the folder of a head, downloading it if needed.
 
-    The config decides the format before any weights are downloaded.
-
-    Args:
-        source: the folder of a head, that of a finished run of `specjax train`, or a hub id.
-        formats: those known.
-        expected: the only format allowed; by default all.
+    `source` is the folder of a head, that of a finished run of `specjax train`, or a hub id. The
+    config decides the format, which must be `expected` if given, before weights are downloaded.
     """
     folder = made_by_run(expand_user(source), HEAD)
     name = str(source) if folder == expand_user(source) else str(folder)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.byte_automaton import DEAD, byte_automaton
 
 DESCRIBING = (
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
@@ -222,8 +223,6 @@ def _count(used: Mapping[str, Any], least: str, most: str, place: str) -> str:
 
 
 def _check_pattern(pattern: str, place: str) -> None:
-    from specjax.decoding.byte_automaton import DEAD, byte_automaton
-
     try:
         table = byte_automaton(pattern)
     except SpecjaxError as error:

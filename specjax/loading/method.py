@@ -296,11 +296,7 @@ class Registry(dict[str, Method]):
     ) -> Drafter:
         """Makes a drafter for a target with this config.
 
-        Args:
-            name: of the method.
-            config: of the target.
-            settings: in place of the method's defaults.
-            parts: the drafter's other fields: its head, or its draft model.
+        `parts` are the fields that are not settings: its head, or its draft model.
         """
         self.check(name, settings)
         method = self[name]
@@ -328,9 +324,7 @@ class Registry(dict[str, Method]):
     def read_settings(self, name: str, assignments: Sequence[str]) -> dict[str, Any]:
         """Parses assignments NAME=VALUE, several in one text with commas between, and checks them.
 
-        Args:
-            name: of the method, whose fields give the types.
-            assignments: such as "num_tokens=20".
+        The fields of the method's drafter give the types.
         """
         texts = [part for text in assignments for part in re.split(r",(?=[\w.-]+=)", text)]
         settings = self._parsed(name, dict(map(_split, texts)))

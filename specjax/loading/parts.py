@@ -1,7 +1,6 @@
 """Loads the models and data that drafters read: heads, draft models, datastores, classifiers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,14 @@ from specjax.models.io import head_files
 from specjax.models.io.classifier import TrainedClassifier, load_classifier
 from specjax.models.io.head_files import check_owner, detect_format
 from specjax.models.io.head_format import HeadFormat
-from specjax.models.sharding import Placement, place
 
 
 def source_or_pocket(
     target: LoadedTarget, source: str | Path | None, part: str, needs: str
 ) -> str | Path:
-    """Returns `source`, or by default the folder of the part that ships with pocket.
+    """Returns `source`, or by default the folder of `part` that ships with pocket.
 
-    Args:
-        target: if it is not pocket, there is no default.
-        source: a folder or hub id.
-        part: the folder's name in pocket.
-        needs: a description of the part, for the error.
+    There is no default if the target is not pocket; the error then begins with `needs`.
     """
     if source is None and target.name != POCKET:
         raise SpecjaxError(f"{needs}; name a folder or a hub id")
@@ -52,12 +46,8 @@ def load_head(
 ) -> tuple[Any, dict[str, Any]]:
     """Loads a head for `target`, such as `EagleHead`, and its params.
 
-    Args:
-        source: the folder of a head, that of a run of `specjax train`, or a hub id.
-        target: the target that the head was trained for.
-        formats: those known.
-        expected: the format of the head; by default the folder decides.
-        dtype: of the params; by default that of the target's.
+    `source` is as in `find_head`. By default the folder decides which of the formats it has, and
+    the params get the dtype of the target's.
     """
     folder = find_head(source, formats, expected)
     head_format = expected or detect_format(folder, formats)
@@ -73,11 +63,7 @@ def load_draft(target: LoadedTarget, source: str | Path | None = None) -> Loaded
     """Loads a draft model for `target`, in the dtype of its params; by default pocket's."""
     needs = "method 'draft-model' needs a draft model"
     source = source_or_pocket(target, source, "draft", needs)
-    draft = load(source, dtype=target.dtype, packed=target.mesh is None)
-    if target.mesh is None:
-        return draft
-    placed = place(draft.params, Placement(target.mesh, draft.config.head_dim))
-    return replace(draft, model=draft.model.clone(mesh=target.mesh), params=placed)
+    return load(source, dtype=target.dtype, mesh=target.mesh)
 
 
 def classifier_of(

@@ -3,11 +3,10 @@
 transformers is imported only to read a tokenizer, torch only to read old `.bin` weights.
 """
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
     except SpecjaxError as error:
         raise SpecjaxError(f"{path}: {error}") from None
     distinct = tuple(dict.fromkeys(config.eos_token_id + tokens))
-    return dataclasses.replace(config, eos_token_id=distinct)
+    return replace(config, eos_token_id=distinct)
 
 
 def _with_reachable_eos(config: TransformerConfig, name: str | Path) -> TransformerConfig:
@@ -181,7 +180,7 @@ def _with_reachable_eos(config: TransformerConfig, name: str | Path) -> Transfor
             f"{name}: eos {min(dropped)} is outside the vocabulary of {config.vocab_size}, so it "
             "is ignored"
         )
-    return dataclasses.replace(config, eos_token_id=kept)
+    return replace(config, eos_token_id=kept)
 
 
 def copy_tokenizer(target: LoadedTarget, folder: Path) -> None:

@@ -100,7 +100,9 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     added = tokenizer.added_tokens_decoder
     plain = {text: token for text, token in tokenizer.get_vocab().items() if token not in added}
     if '"ByteLevel"' in kind:
-        byte_of = _byte_level()
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
         plain = {text: token for text, token in plain.items() if byte_of.keys() >= set(text)}
         texts = {token: bytes(map(byte_of.__getitem__, text)) for text, token in plain.items()}
     elif SPACE_SIGN in kind:
@@ -120,14 +122,3 @@ def _piece(text: str) -> bytes:
     if len(text) == 6 and text.startswith("<0x"):
         return bytes.fromhex(text[3:5])
     return text.replace(SPACE_SIGN, " ").encode()
-
-
-def _byte_level() -> dict[str, int]:
-    """Returns the byte of each character of byte-level vocabularies.
-
-    Printable bytes stand for themselves, the others for characters from 256 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    characters = [*map(chr, printable), *(chr(0x100 + n) for n in range(len(others)))]
-    return dict(zip(characters, [*printable, *others], strict=True))

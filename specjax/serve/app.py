@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.text import UNFINISHED
-from specjax.loading.grammar import token_bytes
+from specjax.loading.vocabularies import token_bytes
 from specjax.run.text import Completion
 from specjax.serve.chats import ChatFormatter
 from specjax.serve.requests import TextRequest, read_request

@@ -8,7 +8,7 @@ from typing import Any
 
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError, check_at_least
-from specjax.core.settings import check_setting
+from specjax.core.settings import declared_fields
 from specjax.data.conversations import read_messages
 from specjax.decoding.prompt import encode
 from specjax.decoding.sampling import Sampling
@@ -112,11 +112,7 @@ def _sampling(values: Mapping[str, Any], is_chat: bool) -> Sampling:
         options["logprobs"] = values.get("logprobs")
     elif _field(values, "logprobs", bool, False):
         options["logprobs"] = values.get("top_logprobs", 0)
-    for name, value in options.items():
-        check_setting(Sampling, name, value)
-        is_number = name in FILTERS and name != "top_k"
-        options[name] = float(value) if is_number else value
-    return Sampling(**options)
+    return Sampling(**declared_fields(Sampling, options))
 
 
 def _schema(form: Mapping[str, Any]) -> Mapping[str, Any] | None:

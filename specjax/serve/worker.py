@@ -24,7 +24,7 @@ from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import ROUNDS_PER_CALL
 from specjax.decoding.prompt import doubled_length, from_ids
-from specjax.decoding.state import Generation, Prefix
+from specjax.decoding.state import Prefix
 from specjax.loading.grammar import load_grammar
 from specjax.loading.targets import LoadedTarget
 from specjax.run.engines import make_engine
@@ -47,11 +47,11 @@ class Job:
     request: TextRequest
     ids: tuple[int, ...]
     max_tokens: int
+    ending: EndingText
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     # Snapshots of the growing text, or the exception that ended the job.
     parts: asyncio.Queue = field(default_factory=asyncio.Queue)
     is_cancelled: bool = False
-    ending: EndingText | None = None  # once it has begun
 
     @cached_property
     def program(self) -> Any:
@@ -103,7 +103,7 @@ class Worker:
 
     def submit(self, request: TextRequest) -> list[Job]:
         """Queues the prompts of a request; raises SpecjaxError if one is invalid, or Busy."""
-        jobs = []
+        jobs, tokenizer = [], self.target.require_tokenizer()
         for ids in request.prompts:
             room = min(self.target.config.longest_text - len(ids), self.max_new_tokens)
             max_tokens = max(room, 1) if request.max_tokens is None else request.max_tokens
@@ -111,11 +111,11 @@ class Worker:
                 raise SpecjaxError(
                     f"max_tokens {max_tokens} is above this server's limit, {self.max_new_tokens}"
                 )
-            jobs.append(Job(request, ids, max_tokens))
+            jobs.append(Job(request, ids, max_tokens, EndingText(tokenizer, request.stop)))
             engine, params = self._engine(request)
-            width = doubled_length(ids)
+            prompt = from_ids([ids], doubled_length(ids))
             # Memory is checked when the job begins, and the one before has freed its own.
-            engine.check(params, from_ids([ids], width), max_tokens, with_memory=False)
+            engine.check(params, prompt, max_tokens, with_memory=False)
         with self._has_changed:
             waiting = [job for job in self._waiting if not job.is_cancelled]
             if len(waiting) + len(jobs) > self._max_waiting:
@@ -156,10 +156,8 @@ class Worker:
     def _run(self, job: Job) -> None:
         """Continues a job, beside others with the same program that wait or come later."""
         running: dict[int, Job] = {}  # by place in the batch
-        batch = None
         with _reporting([job]):
             batch = self._batch(job)
-        if batch is not None:
             with _reporting(running.values()):
                 self._run_batch(batch, running, job)
 
@@ -199,7 +197,6 @@ class Worker:
         prompt = from_ids([job.ids], doubled_length(job.ids))
         key = jax.random.key(job.request.seed)
         batch.put(place, batch.engine.resume(batch.params, prefix, prompt, key))
-        job.ending = EndingText(self.target.require_tokenizer(), job.request.stop)
 
     def _advance(self, batch: Batch, running: dict[int, Job]) -> None:
         """Runs some rounds, and frees the places of jobs that end."""
@@ -212,18 +209,19 @@ class Worker:
             one = jax.tree.map(lambda leaf: leaf[place : place + 1], generation)  # noqa: B023
             part = None
             with _reporting([job]):
-                part = _part(job, one, batch.engine.eos, bool(is_done[place]))
+                one.check()
+                is_over = bool(is_done[place]) or int(one.length[0]) >= job.max_tokens
+                part = completion(job.ending, one, 0, batch.engine.eos, is_over)
                 job.put(part)
             if part is None or part.finish_reason or job.is_cancelled:
                 del running[place]
                 prefix = batch.end(place)
                 if part is not None:
-                    self._keep(job, one, prefix)
+                    self._keep(job, part, prefix)
 
-    def _keep(self, job: Job, generation: Generation, prefix: Prefix) -> None:
+    def _keep(self, job: Job, part: Completion, prefix: Prefix) -> None:
         """Keeps a text in the place of those that it continues, or of the oldest."""
-        new_tokens = generation.tokens[0, : generation.length[0]]
-        text = np.concatenate([np.asarray(job.ids), new_tokens])
+        text = np.array([*job.ids, *part.tokens])
         others = [kept for kept in self._prefixes if num_equal(text, kept[0]) < len(kept[0])]
         self._prefixes.clear()
         self._prefixes.extend([*others, (text, prefix)])
@@ -257,11 +255,3 @@ def _reporting(jobs: Collection[Job]) -> Iterator[None]:
         traceback.print_exc()
         for job in jobs:
             job.put(RuntimeError(f"{type(error).__name__} while generating; see the log"))
-
-
-def _part(job: Job, generation: Generation, eos: tuple[int, ...], is_done: bool) -> Completion:
-    """Returns the text of a job so far; `generation` is its sequence alone."""
-    generation.check()
-    assert job.ending is not None
-    is_done |= int(generation.length[0]) >= job.max_tokens
-    return completion(job.ending, generation, 0, eos, is_done)

@@ -105,7 +105,7 @@ def test_methods_says_what_works_with_a_target(tiny, tmp_path, capsys, error_lin
     assert main(["methods", "--target", str(tmp_path)]) == 2
     assert "config.json: num_experts 128: experts are not supported" in error_line()
     assert main(["methods", "psychic"]) == 2
-    assert "'psychic' is unknown; use plain, pld" in error_line()
+    assert "'psychic' is unknown; choose one of plain, pld" in error_line()
 
 
 def test_attribute_scores_a_quotesum_file(tiny, tmp_path, capsys):

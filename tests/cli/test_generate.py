@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from recipes.pocket import edits
 from specjax.cli import main
 from specjax.cli.chat import HINT, _prompt
 from specjax.cli.generation import GenerationRequest
@@ -26,7 +25,7 @@ FIELDS = (
     "finish_reason tokens num_new_tokens rounds mean_accepted_length seconds tokens_per_second "
     "compile_seconds"
 ).split()
-RENAMED = edits.rename_tokens(SOURCE, "value", "element")
+RENAMED = re.sub(r"\bvalue\b", "element", SOURCE)
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
 
 
