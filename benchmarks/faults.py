@@ -26,7 +26,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from benchmarks.harness import at_least_1, main, table
+from benchmarks.harness import at_least_1, check_known, main, table
 from specjax import SpecjaxError, cli
 from specjax.core.errors import throttled
 
@@ -79,8 +79,7 @@ class Log:
 def inject(options: FaultOptions) -> None:
     """Runs, and prints a table."""
     at_least_1(options, "faults")
-    if options.work not in WORKS:
-        raise SpecjaxError(f"work {options.work!r} is unknown; choose {' or '.join(WORKS)}")
+    check_known("work", [options.work], WORKS)
     for name in IMPORTS:  # once, for all the processes
         import_module(name)
     draw, note = random.Random(options.seed), throttled()

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ import tyro
 from jaxtyping import Array, Float, Key
 
 from specjax import LoadedTarget, SpecjaxError, Transformer, TransformerConfig
-from specjax.core.errors import exit_code
+from specjax.core.errors import check_at_least, exit_code
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import TaskPrompt, read_tasks, task_prompts
 
@@ -30,8 +30,14 @@ def main(run: Callable[[OptionsType], Any], options: type[OptionsType], doc: str
 def at_least_1(options: Any, *names: str) -> None:
     """Raises SpecjaxError unless each of these options is at least 1."""
     for name in names:
-        if getattr(options, name) < 1:
-            raise SpecjaxError(f"{name} {getattr(options, name)} must be at least 1")
+        check_at_least(name, getattr(options, name), 1)
+
+
+def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raises SpecjaxError for a name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
 
 
 def requests_for(
@@ -126,15 +132,9 @@ SIZES = {
 }
 
 
-def check_size(size: str) -> None:
-    """Raises SpecjaxError for an unknown size."""
-    if size not in SIZES:
-        raise SpecjaxError(f"size {size!r} is unknown; choose one of {', '.join(SIZES)}")
-
-
 def random_target(size: str, longest: int) -> LoadedTarget:
     """Makes a target for texts of `longest` tokens, without a tokenizer."""
-    check_size(size)
+    check_known("size", [size], SIZES)
     model = Transformer(SIZES[size].config(longest))
     return LoadedTarget(model, random_params(model, SIZES[size].dtype), None, model.config, size)
 

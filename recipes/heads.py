@@ -36,6 +36,14 @@ class Run:
     texts: str | None = None  # the run whose distilled texts it learns from; None: the recipe's
 
 
+def lasting(num_steps: int, learning_rate: float, seed: int = 0) -> tuple[str, ...]:
+    """Returns the settings of a run of this length."""
+    return (
+        *("--num-steps", str(num_steps), "--learning-rate", str(learning_rate)),
+        *("--seed", str(seed)),
+    )
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The runs of one target, in the order in which they are made."""

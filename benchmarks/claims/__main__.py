@@ -15,7 +15,7 @@ from benchmarks.claims.report import claims_of, report
 from benchmarks.harness import main
 from specjax.bench.checks import problems
 from specjax.bench.results import read_results
-from specjax.core.files import expand_user, writable
+from specjax.core.files import expand_user, write_whole
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def run(options: ClaimsOptions) -> None:
     print(text)
     if options.out:
         path = expand_user(options.out)
-        with writable(path):
-            path.write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
         print(f"written to {path}")
 
 

@@ -1,7 +1,6 @@
 """The checks that compare claims with evidence: frozen dataclasses of methods and a bar."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -23,13 +22,7 @@ from benchmarks.claims.evidence import (
 from specjax.bench.measure import PLAIN, GeneratedText, Sample
 from specjax.bench.summary import last_task_rows
 
-
-class Check(ABC):
-    """Compares a claim with evidence."""
-
-    @abstractmethod
-    def __call__(self, evidence: Evidence) -> Finding:
-        """Returns the finding; raises NotMeasured."""
+Check = Callable[[Evidence], Finding]  # raises NotMeasured
 
 
 # ---- Speed -------------------------------------------------------------------------------------
@@ -45,7 +38,7 @@ def paired_speeds(samples: Sequence[Sample], others: Sequence[Sample]) -> dict[i
 
 
 @dataclass(frozen=True)
-class Faster(Check):
+class Faster:
     """`first` generates more tokens per second than `second`; prefill counts.
 
     `second` may be BEST_STATIC.
@@ -68,7 +61,7 @@ class Faster(Check):
 
 
 @dataclass(frozen=True)
-class GainsMoreOn(Check):
+class GainsMoreOn:
     """A method gains more speed over plain decoding on some tasks than on others."""
 
     method: str
@@ -122,7 +115,7 @@ def _compared(counts: PerPrompt, bar: float) -> Finding:
 
 
 @dataclass(frozen=True)
-class AcceptsMore(Check):
+class AcceptsMore:
     """The accepted length of `first` is larger than `bar` times that of `second`."""
 
     first: str
@@ -140,7 +133,7 @@ class AcceptsMore(Check):
 
 
 @dataclass(frozen=True)
-class AcceptsMoreDeeper(Check):
+class AcceptsMoreDeeper:
     """From `depth` on, more of the drafts of `first` that got that far are accepted."""
 
     first: str
@@ -177,7 +170,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Sweep(Check):
+class Sweep:
     """A curve is higher at one value than at another, or gains more than another curve."""
 
     first: Spot
@@ -207,7 +200,7 @@ MARGIN_COUNT = 100  # a curve pools many prompts
 
 
 @dataclass(frozen=True)
-class DraftsFaster(Check):
+class DraftsFaster:
     """A round of `first` drafts in less than `bar` times the time that `second` takes."""
 
     first: str
@@ -225,7 +218,7 @@ class DraftsFaster(Check):
 
 
 @dataclass(frozen=True)
-class DraftsInLess(Check):
+class DraftsInLess:
     """Drafting takes less than the share `bar` of a round."""
 
     method: str
@@ -240,7 +233,7 @@ class DraftsInLess(Check):
 
 
 @dataclass(frozen=True)
-class SameTokens(Check):
+class SameTokens:
     """Every method's text is plain decoding's with the same key; one other text decides."""
 
     temperature: float

@@ -93,7 +93,6 @@ class Finding(NamedTuple):
 class Evidence:
     """Everything that checks read; runs are of one prompt each."""
 
-    folder: str = "FOLDER"
     samples: Mapping[float, Mapping[str, Sequence[Sample]]] = field(default_factory=dict)
     rows: Mapping[float, Sequence[Measurement]] = field(default_factory=dict)
     traces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -147,7 +146,7 @@ def read_evidence(folder: Path) -> Evidence:
     for row in results.rows:
         if row.batch == 1:
             rows.setdefault(row.temperature, []).append(row)
-    return Evidence(str(folder), samples, rows, read_traces(folder), read_curves(folder))
+    return Evidence(samples, rows, read_traces(folder), read_curves(folder))
 
 
 def decide(spread: Spread, bar: float, count: int, is_below: bool = False) -> Verdict:

@@ -23,7 +23,7 @@ from specjax.bench.results import FinishedResults, read_results
 from specjax.bench.run import run_bench
 from specjax.bench.summary import ALL, Measurement
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.files import expand_user, writable, write_whole
+from specjax.core.files import expand_user, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
@@ -57,8 +57,7 @@ def run(options: PocketOptions) -> None:
         measure(folder.path / "bench", load("pocket"), options)
         text = page_of(folder.path / "bench")
     page = expand_user(options.page)
-    with writable(page):
-        write_whole(page, text.encode())
+    write_whole(page, text.encode())
     print(f"written to {page}")
 
 

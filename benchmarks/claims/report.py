@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.claims.checks import Check
 from benchmarks.claims.evidence import RULE, Evidence, Finding, NotMeasured, Verdict, read_evidence
 from benchmarks.claims.papers import PAPERS, Claim
 from benchmarks.harness import table
@@ -33,7 +32,7 @@ class ClaimLine(NamedTuple):
 
 def examine(claim: Claim, evidence: Evidence) -> ClaimLine:
     """Compares a claim with the evidence."""
-    if not isinstance(claim.check, Check):
+    if isinstance(claim.check, str):
         return ClaimLine(claim, None, claim.check)
     try:
         return ClaimLine(claim, claim.check(evidence))

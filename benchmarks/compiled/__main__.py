@@ -26,9 +26,9 @@ from benchmarks.compiled.devices import DEVICES, Device
 from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
 from benchmarks.compiled.tables import changes, key, markdown
 from benchmarks.compiled.training import TRAINING, training_of
-from benchmarks.harness import SIZES, at_least_1, check_size, main
+from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
-from specjax.core.files import read_json, writable
+from specjax.core.files import read_json, write_whole
 from specjax.core.provenance import machine, revision, versions
 from specjax.models import quantize
 from specjax.models.sharding import Placement, make_mesh
@@ -56,28 +56,17 @@ class CompiledOptions:
 
     def check(self) -> None:
         """Raises SpecjaxError for unknown names or sizes that make no request."""
-        for kind, names, choices in (
-            ("device", self.devices, DEVICES),
-            ("method", self.methods, (*METHODS, TRAINING)),
-            ("quantize", self.quantize, KINDS),
-        ):
-            for name in names:
-                if name not in choices:
-                    raise SpecjaxError(
-                        f"{kind} {name!r} is unknown; choose of {', '.join(choices)}"
-                    )
-        for size in self.sizes:
-            check_size(size)
+        check_known("device", self.devices, DEVICES)
+        check_known("size", self.sizes, SIZES)
+        check_known("method", self.methods, (*METHODS, TRAINING))
+        check_known("quantize", self.quantize, KINDS)
         at_least_1(self, "max_new_tokens", "batch_size")
         if self.padded_width < 0:
             raise SpecjaxError(f"padded_width {self.padded_width} must be at least 0")
         if min(self.prompt_length) < 2:
             raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
-        if (
-            not 1 <= len(self.layers) <= 2
-            or min(self.layers) < 1
-            or len(set(self.layers)) < len(self.layers)
-        ):
+        depths = set(self.layers)
+        if len(self.layers) not in (1, 2) or len(depths) < len(self.layers) or min(depths) < 1:
             raise SpecjaxError(f"layers {self.layers} must be one or two different depths")
 
 
@@ -176,10 +165,8 @@ def _keep(path: Path, row: Row) -> None:
             *(each["prompt"], each["new"], each["batch"], each["mesh"]),
         )
     )
-    with writable(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
-        path.with_suffix(".md").write_text(markdown(rows) + "\n", encoding="utf-8")
+    write_whole(path, f"{json.dumps({'rows': rows}, indent=1)}\n".encode())
+    write_whole(path.with_suffix(".md"), f"{markdown(rows)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ they are those of one. A collective moves the bytes of its result.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -44,16 +44,6 @@ class ArrayType(NamedTuple):
         return prod(self.shape) * bits / 8
 
 
-def arrays_in(text: str) -> list[ArrayType]:
-    """Returns the arrays of a type, which may be a tuple."""
-    return [
-        ArrayType(
-            dtype, tuple(int(size) for size in sizes.split(",") if size), "S(1)" in (layout or "")
-        )
-        for dtype, sizes, layout in _ARRAY.findall(text)
-    ]
-
-
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation."""
@@ -67,8 +57,11 @@ class Instruction:
 
     @cached_property
     def arrays(self) -> list[ArrayType]:
-        """The arrays it returns."""
-        return arrays_in(self.type)
+        """The arrays it returns: several for a tuple."""
+        return [
+            ArrayType(dtype, tuple(map(int, re.findall(r"\d+", sizes))), "S(1)" in layout)
+            for dtype, sizes, layout in _ARRAY.findall(self.type)
+        ]
 
     @property
     def num_bytes(self) -> float:
@@ -118,17 +111,11 @@ class Cost:
     cache_copies: float = 0.0  # arrays of the KV cache that are written anew
     collectives: float = 0.0
     moved: float = 0.0  # bytes, by collectives
-    largest: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, other: "Cost", times: float = 1) -> None:
         """Adds the costs of another part, run several times."""
-        self.read += times * other.read
-        self.kernels += times * other.kernels
-        self.cycles += times * other.cycles
-        self.cache_copies += times * other.cache_copies
-        self.collectives += times * other.collectives
-        self.moved += times * other.moved
-        self.largest += other.largest
+        for name, cost in vars(other).items():
+            setattr(self, name, getattr(self, name) + times * cost)
 
 
 Costs = dict[str, Cost]  # by part: `DRAFT`, and the rows of each target pass
@@ -189,11 +176,9 @@ class Program:
             elif op.opcode not in NO_KERNEL:
                 read = self._read(op, self.computations[name])
                 copies = self._copies(op, cache_shape)
-                label = f"{part} {op.opcode} {op.type[:60]} {op.scope[-90:]}"
                 moved = self._moved(op)
-                costs.setdefault(part, Cost()).add(
-                    Cost(read, 1, op.cycles, copies, len(moved), sum(moved), [(read, label)])
-                )
+                cost = Cost(read, 1, op.cycles, copies, len(moved), sum(moved))
+                costs.setdefault(part, Cost()).add(cost)
         return costs
 
     def _scopes(self, name: str) -> dict[str, str]:
@@ -289,8 +274,8 @@ class Program:
                 if place == 0 and op.opcode in TAKES_ROWS:
                     fraction = op.size / max(computation[name].size, 1)
                 shares[name] += share * fraction
-        parameters = _parameters(computation)
-        return {at: min(shares[op.name], 1.0) for at, op in parameters.items()}
+        parameters = [op for op in computation.values() if op.opcode == "parameter"]
+        return {int(op.rest.split(")")[0]): min(shares[op.name], 1.0) for op in parameters}
 
     def _copies(self, op: Instruction, cache_shape: tuple[int, ...]) -> int:
         """Counts the arrays of the KV cache's shape that are written anew, not in place."""
@@ -335,11 +320,6 @@ def _source(name: str, computation: Computation) -> Instruction:
 
 def _root(computation: Computation) -> Instruction:
     return next(each for each in computation.values() if each.is_root)
-
-
-def _parameters(computation: Computation) -> dict[int, Instruction]:
-    found = (each for each in computation.values() if each.opcode == "parameter")
-    return {int(each.rest.split(")")[0]): each for each in found}
 
 
 def _off_chip(value: Instruction) -> float:

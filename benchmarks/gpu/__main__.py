@@ -21,7 +21,7 @@ import jax
 from benchmarks.gpu.measure import GpuBench, Group
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.gpu.record import TABLES, Record
-from benchmarks.harness import SIZES, at_least_1, check_size, main
+from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.provenance import command_line, revision, versions
@@ -70,15 +70,9 @@ class GpuOptions:
         chosen = {name: getattr(self, name) or value for name, value in preset.items()}
         at_once = self.num_threads or max(1, min(4, (os.cpu_count() or 1) // 4))
         whole = replace(self, **chosen, num_threads=at_once)
-        for kind, names, known in (
-            ("part", self.parts, PARTS),
-            ("method", self.methods, PAPER_METHODS),
-        ):
-            for name in names:
-                if name not in known:
-                    raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
-        for size in (*whole.sizes, whole.size):
-            check_size(size)
+        check_known("part", self.parts, PARTS)
+        check_known("method", self.methods, PAPER_METHODS)
+        check_known("size", (*whole.sizes, whole.size), SIZES)
         if SIZES[whole.size].is_tied:
             raise SpecjaxError(f"size {whole.size!r} ties its LM head; it is for --sizes")
         at_least_1(whole, "new_tokens", "repeats", "num_threads")

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.harness import CYCLE, SIZES, random_params
 from specjax import Drafter, LoadedTarget, Transformer
+from specjax.core.memory import device_bytes
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
 from specjax.decoding.drafters.draft_model import DraftModel
@@ -23,10 +24,7 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.drafters.prompt_lookup_plus import (
-    PromptLookupPlus,
-    PromptLookupPlusAttention,
-)
+from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.decoding.drafters.recycling import Recycling
 from specjax.decoding.drafters.retrieval import Retrieval
 from specjax.models.heads.eagle import EagleConfig, EagleHead
@@ -87,35 +85,36 @@ def _draft_model(target: LoadedTarget) -> Made:
     shape = SIZES[size]._replace(vocabulary=vocabulary)
     draft = Transformer(shape.config(target.config.max_position_embeddings))
     params = random_params(draft, str(target.dtype))
-    read = _size(params) - _size(draft.lm_head(params))  # of the embedding only single rows
+    unread = device_bytes(draft.lm_head(params))  # of the embedding only single rows are read
     drafter = DraftModel(draft, Fixed(DRAFT_LENGTH), DRAFT_LENGTH)
-    return Made(drafter, {"draft": params, "rule": None}, DRAFT_LENGTH * read)
+    num_bytes = DRAFT_LENGTH * (device_bytes(params) - unread)
+    return Made(drafter, {"draft": params, "rule": None}, num_bytes)
 
 
 def _eagle(drafter: Callable[[EagleHead], Eagle | Eagle2], target: LoadedTarget) -> Made:
     """Each depth of the tree takes one pass of the head, and one of the LM head."""
     head = EagleHead(EagleConfig.for_target(target.config))
     params, drafts = _drawn(head, target), drafter(head)
-    return Made(drafts, params, drafts.max_depth * (_size(params) + _lm_head_bytes(target)))
+    return Made(drafts, params, drafts.max_depth * (device_bytes(params) + _lm_head_bytes(target)))
 
 
 def _medusa(target: LoadedTarget) -> Made:
     heads = MedusaHeads(MedusaConfig.for_target(target.config))
     params, drafter = _drawn(heads, target), Medusa(heads)
-    return Made(drafter, params, _size(params) * drafter.max_depth / heads.config.num_heads)
+    return Made(drafter, params, device_bytes(params) * drafter.max_depth / heads.config.num_heads)
 
 
 def _hydra(target: LoadedTarget) -> Made:
     heads = HydraHeads(HydraConfig.for_target(target.config))
     params = _drawn(heads, target)
-    return Made(Hydra(heads), params, _size(params))
+    return Made(Hydra(heads), params, device_bytes(params))
 
 
 def _parallel(drafter: Callable[[ParallelHead], ParallelSpec], target: LoadedTarget) -> Made:
     reads_features = drafter is ParallelSpec
     head = ParallelHead(ParallelConfig.for_target(target.config, reads_features=reads_features))
     params = _drawn(head, target)
-    return Made(drafter(head), params, _size(params) + _lm_head_bytes(target))
+    return Made(drafter(head), params, device_bytes(params) + _lm_head_bytes(target))
 
 
 def _drawn(head: Any, target: LoadedTarget) -> Any:
@@ -123,11 +122,7 @@ def _drawn(head: Any, target: LoadedTarget) -> Any:
 
 
 def _lm_head_bytes(target: LoadedTarget) -> int:
-    return _size(target.model.lm_head(target.params))
-
-
-def _size(tree: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    return device_bytes(target.model.lm_head(target.params))
 
 
 def _entry(make: Callable[[LoadedTarget], Made], *published: tuple[str, float, float]):

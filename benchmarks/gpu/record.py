@@ -1,6 +1,5 @@
 """The GPU report's folder, written anew with every group: gpu.json has the rows, gpu.md tables."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,11 @@ from typing import Any
 from benchmarks.gpu.measure import Group, Row
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.harness import table
-from specjax import SpecjaxError
-from specjax.core.files import read_json, writable
+from specjax.core.files import read_json
+from specjax.core.folder import RunFolder, check_same_run
 
 ROWS, TABLES = "gpu.json", "gpu.md"
+MAY_DIFFER = ("command", "platform", "repeats", "rows", "not_measured")  # where a report goes on
 METHOD = (
     "Weights are random, and accepted lengths are set by construction: each round the drafter does "
     "all its work, and then as many of its tokens are made right as the accepted length asks for. "
@@ -34,15 +34,8 @@ class Record:
 
     def open(self) -> None:
         """Makes the folder and writes the empty report, so that a bad folder fails at once."""
-        with writable(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        before = self._read()
-        for name in ("device", "versions", "revision", "new_tokens") if before else ():
-            if before.get(name) != self.about[name]:
-                raise SpecjaxError(
-                    f"{self.folder} holds a report of other {name} ({before.get(name)}, now "
-                    f"{self.about[name]}); name another folder"
-                )
+        if before := self._read():
+            check_same_run(self.folder, before, self.about, MAY_DIFFER)
         self.add([])
 
     @property
@@ -68,13 +61,9 @@ class Record:
         measured = {_name_of(row) for row in rows}
         places = [(*group.place, name) for group in self.groups for name in group.names]
         missing = [_title(*each) for each in places if each not in measured]
-        values = json.dumps({**self.about, "rows": rows, "not_measured": missing}, indent=1)
-        partial = self.folder / f".{ROWS}"
-        with writable(self.folder):
-            partial.write_text(values + "\n", encoding="utf-8")
-            partial.replace(self.folder / ROWS)
-            text = markdown(self.about, rows, missing)
-            (self.folder / TABLES).write_text(text, encoding="utf-8")
+        folder = RunFolder(self.folder)
+        folder.write_json(ROWS, {**self.about, "rows": rows, "not_measured": missing})
+        folder.write(TABLES, markdown(self.about, rows, missing))
 
     def _read(self) -> dict[str, Any]:
         path = self.folder / ROWS

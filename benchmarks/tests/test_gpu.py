@@ -160,7 +160,7 @@ def test_options_that_cannot_be_are_refused(tmp_path, options, message):
 
 def test_a_report_of_another_device_is_kept(tmp_path):
     (tmp_path / "gpu.json").write_text('{"device": "abacus"}')
-    with pytest.raises(SpecjaxError, match=r"holds a report of other device \(abacus, now"):
+    with pytest.raises(SpecjaxError, match=r"holds another run \(device was 'abacus', now"):
         report(GpuOptions(tmp_path, **SMALL))
 
 

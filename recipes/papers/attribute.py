@@ -50,9 +50,7 @@ class Attribute(TargetOptions):
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
         Taps(layers).check(target.config)
-        tokenizer, length = target.require_tokenizer(), drafter.max_depth
-        model = target.model, target.params, tokenizer
-        scores = evaluate(examples, *model, layers[0], length, self.thresholds)
+        scores = evaluate(examples, target, layers[0], drafter.max_depth, self.thresholds)
         table = Table("min span", "precision", "recall", "F1", box=None)
         for min_span, row in scores.items():
             table.add_row(str(min_span), *(f"{share:.3f}" for share in row))

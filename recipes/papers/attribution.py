@@ -11,10 +11,7 @@ from specjax.run.attribution import spans_of
 
 
 def forced_sources(
-    text: Sequence[int],
-    prompt_length: int,
-    states: Float[np.ndarray, "T D"],
-    num_tokens: int = 70,
+    text: Sequence[int], prompt_length: int, states: Float[np.ndarray, "T D"], num_tokens: int = 70
 ) -> list[int]:
     """Returns the sources that PLD+ (h) would report if the target had generated this output.
 

@@ -39,11 +39,8 @@ class Reproduce(RecipeOptions):
         recipe = read_recipe(self.name)
         out = writable_folder(self.out)
         use_compilation_cache()
-        changes = {
-            name: value
-            for name in ("max_new_tokens", "runs")
-            if (value := getattr(self, name)) is not None
-        }
+        given = {"max_new_tokens": self.max_new_tokens, "runs": self.runs}
+        changes = {name: value for name, value in given.items() if value is not None}
         with RunFolder(out).lock():
             Reproduction(replace(recipe, **changes), self, out).run()
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 
-from specjax.data.task_files import Fields, TaskForm, text_of, texts_of
+from specjax.data.task_files import Fields, TaskForm, filled, text_of, texts_of
 
 # PLD+, appendix C. Of code editing it shows the prompt for debugging, which the other kinds follow
 # here; of text editing it shows one without a reference.
@@ -66,11 +66,6 @@ def _text_editing(fields: Fields) -> tuple[str, ...]:
     return (prompt,)
 
 
-def _essay(fields: Fields) -> tuple[str, ...]:
-    given = {name: text_of(fields[name], name) for name in ("essay", "feedback")}
-    return (ESSAY.format(**given),)
-
-
 CODE_FIELDS = ("incorrect_solutions", "similar_source_code", "source_code")
 
 # The first form that fits decides, so those with more fields come before those with fewer.
@@ -118,5 +113,5 @@ EDITING_FORMS = (
         is_chat=True,
     ),
     TaskForm("XATU", ("coarse_grained", "input"), _text_editing, is_chat=True),
-    TaskForm("ArgRewrite", ("essay", "feedback"), _essay, is_chat=True),
+    TaskForm("ArgRewrite", ("essay", "feedback"), filled(ESSAY, "essay", "feedback"), is_chat=True),
 )

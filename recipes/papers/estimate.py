@@ -8,7 +8,6 @@ in 3 words. Tuning and compiling are left out.
 """
 
 import re
-from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
@@ -134,13 +133,10 @@ def _training_hours(head: OwnHead, model: Model, device: Device) -> float:
 def _gigabytes(recipe: Recipe, part: Part, model: Model) -> float:
     """Returns weights, heads at a tenth of them, and a cache; training adds optimizer and texts."""
     layers, width = model.cache
-    longest = recipe.max_new_tokens + max(_words(recipe, part), default=0) * TOKENS_PER_WORD
+    words = (sum(shared_data()[recipe.data[title]].words) for title in part.data)
+    longest = recipe.max_new_tokens + max(words, default=0) * TOKENS_PER_WORD
     cache = 2 * layers * width * BYTES * longest
     weights = BYTES * model.billions * 1e9
     head = model.billions * 1e9 / layers
     training = 16 * head + 8e9 if recipe.heads else 0
     return (1.1 * weights + cache + training) / 1e9
-
-
-def _words(recipe: Recipe, part: Part) -> Iterable[int]:
-    return (sum(shared_data()[recipe.data[title]].words) for title in part.data)

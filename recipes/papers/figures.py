@@ -39,11 +39,8 @@ def figures_of(
             measured = [rows.get((temperature, name, title)) for title in data]
             if not measured or None in measured:
                 continue
-            of_method = [
-                sample
-                for sample in samples.get(Condition(temperature, 1), ())
-                if sample.method == name
-            ]
+            timed = samples.get(Condition(temperature, 1), ())
+            of_method = [sample for sample in timed if sample.method == name]
             figure = _figure(spec, [row for row in measured if row], of_method)
             if figure is not None:
                 yield Cell(temperature, part.model, at, title, column), figure
@@ -129,9 +126,8 @@ def comparison(recipe: Recipe, ours: Figures) -> list[list[str]]:
     for row in rows:
         label = [_label(name, getattr(row, name)) for name in names]
         places = [row._replace(column=column) for column in recipe.columns]
-        lines.append(
-            [*label, *(_compared(ours.get(at), recipe.published.get(at)) for at in places)]
-        )
+        figures = [_compared(ours.get(at), recipe.published.get(at)) for at in places]
+        lines.append([*label, *figures])
     return lines
 
 
@@ -145,13 +141,6 @@ def _compared(ours: Figure | None, theirs: Figure | None) -> str:
     if theirs.value == 0:
         return f"{ours} / {theirs}"
     return f"{ours} / {theirs} ({ours.value / theirs.value - 1:+.0%})"
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Formats a table in Markdown."""
-    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    rule = ["---"] + ["---:"] * (len(cells[0]) - 1)
-    return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
 
 
 def titles_of(recipe: Recipe, names: Mapping[str, str]) -> dict[str, str]:

@@ -85,17 +85,12 @@ class Inputs:
     def source_of(self, method: str, part: Part) -> str | None:
         """Returns the source of a method's drafter; None if it has none."""
         sources = {} if self.options.target else dict(self.model_of(part).drafters)
-        sources |= self.named_drafters
+        sources |= sources_in(self.options.drafter)
         if method == "eagle2" and method not in sources:
             method = "eagle"
         if self.options.target == POCKET and METHODS[method].part:
             sources = {method: str(pocket_part(METHODS[method].part))} | sources
         return sources.get(method)
-
-    @cached_property
-    def named_drafters(self) -> dict[str, str]:
-        """The drafters of the command line by method."""
-        return sources_in(self.options.drafter)
 
     def model_of(self, part: Part) -> Model:
         """Returns the model of a part; with another target, that one, without its template."""
@@ -111,11 +106,6 @@ class Inputs:
             if (value := getattr(self.options, name)) is not None:
                 flags += [f"--{name}", value]
         return flags
-
-    def drafter_flags(self, part: Part) -> list[str]:
-        """Returns the flags of a command that name the draft model."""
-        source = self.source_of("draft-model", part)
-        return [] if source is None else ["--drafter", source]
 
     def load(self, part: Part) -> LoadedTarget:
         """Loads the target of a part."""

@@ -14,10 +14,8 @@ from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
 from specjax.bench.run import make_contestants
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule
+from specjax.decoding.drafters.length_rules import LastDrafted, LengthRule, State
 from specjax.run.runner import Program, Runner, Trial
-
-State = Any
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,6 @@ class WithTruth(Runner):
     """The oracle as a contestant, which gets plain decoding's text of each prompt."""
 
     plain: Runner | None = None
-
-    @classmethod
-    def of(cls, name: str, plain: Runner, drafter: DraftModel, params: Any) -> "WithTruth":
-        """Makes the contestant of a draft model; its rule is replaced."""
-        engine = replace(plain.engine, drafter=replace(drafter, rule=Oracle()))
-        unruled = Params(plain.params.target, {**params, "rule": None})
-        return cls(name, engine, unruled, plain.padded_length, plain.seed, plain)
 
     def prepare(self, sequences: Sequence[Sequence[int]], trial: Trial = (0, 0)) -> Any:
         assert self.plain is not None
@@ -99,4 +90,7 @@ class WithOracle:
         settings = {"rule": "fixed", "max_length": self.max_length}
         drafter, params = load_drafter("draft-model", target, self.source, **settings)
         assert isinstance(plain, Runner) and isinstance(drafter, DraftModel)
-        return [*contestants, WithTruth.of(self.name, plain, drafter, params)]
+        engine = replace(plain.engine, drafter=replace(drafter, rule=Oracle()))
+        unruled = Params(plain.params.target, {**params, "rule": None})
+        oracle = WithTruth(self.name, engine, unruled, plain.padded_length, plain.seed, plain)
+        return [*contestants, oracle]

@@ -71,9 +71,8 @@ def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Pa
     lines = []
     for title, group in questions.items():
         for question in group:
-            prompt = (
-                {"turns": question.turns} if question.is_chat else {"prompt": question.turns[0]}
-            )
+            turns = question.turns
+            prompt = {"turns": turns} if question.is_chat else {"prompt": turns[0]}
             lines.append(json.dumps({"category": title, **prompt}, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
     path = folder / f"tasks-{zlib.crc32(text.encode()):08x}.jsonl"

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from specjax import SpecjaxError, Target, from_ids
+from specjax import LoadedTarget, Prompt, SpecjaxError, Target, from_ids
 from specjax.data.records import good_records, read_records
 from specjax.models import Taps, causal_rows
 
@@ -57,15 +57,14 @@ def _checked(record: Any) -> QuoteSumExample:
 
 def evaluate(
     examples: Sequence[QuoteSumExample],
-    target: Target,
-    params: Any,
-    tokenizer: Any,
+    target: LoadedTarget,
     layer: int,
     num_tokens: int = 70,
     thresholds: Sequence[int] = (2, 5, 8),
 ) -> dict[int, Scores]:
     """Returns the scores for each minimum length of a span, averaged over the examples."""
     scores: dict[int, list[Scores]] = {least: [] for least in thresholds}
+    tokenizer = target.require_tokenizer()
     texts = [tokens_of(example, tokenizer) for example in examples]
     longest = max(len(text) for text, _, _ in texts)
     if longest > target.config.longest_text:
@@ -74,7 +73,8 @@ def evaluate(
             "target; take a target for longer texts"
         )
     for text, prompt_length, true in texts:
-        states = hidden_states(text, target, params, layer)
+        padded = hidden_states(target.params, from_ids([text], BUCKET), target.model, layer)
+        states = np.asarray(padded[0, : len(text)], np.float32)
         source = forced_sources(text, prompt_length, states, num_tokens)
         for least in thresholds:
             scores[least].append(score(is_copied(source, least), true))
@@ -97,26 +97,12 @@ def tokens_of(
     return [*context, *answer["input_ids"]], len(context), np.array(is_quoted, bool)
 
 
-def hidden_states(
-    text: Sequence[int], target: Target, params: Any, layer: int
-) -> Float[np.ndarray, "T D"]:
-    """Returns the hidden states of one layer at every token."""
-    prompt = from_ids([text], BUCKET)
-    states = _pass(params, prompt.tokens, prompt.length, target=target, layer=layer)
-    return np.asarray(states[0, : len(text)], np.float32)
-
-
 @partial(jax.jit, static_argnames=("target", "layer"))
-def _pass(
-    params: Any,
-    tokens: Int[Array, "1 T"],
-    length: Int[Array, " 1"],
-    *,
-    target: Target,
-    layer: int,
-) -> Float[Array, "1 T D"]:
-    rows = causal_rows(tokens, jnp.zeros(1, jnp.int32))
-    cache = target.new_cache(params, 1, tokens.shape[1], prompt_length=length)
+def hidden_states(params: Any, prompt: Prompt, target: Target, layer: int) -> Float[Array, "1 T D"]:
+    """Returns the hidden states of one layer at every token of a text."""
+    rows = causal_rows(prompt.tokens, jnp.zeros(1, jnp.int32))
+    num_slots = prompt.tokens.shape[1]
+    cache = target.new_cache(params, 1, num_slots, prompt_length=prompt.length)
     output, _ = target.run(params, rows, cache, Taps(hidden_layers=(layer,), logits=False))
     assert output.hidden is not None
     return output.hidden[:, :, 0]

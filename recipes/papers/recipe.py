@@ -234,9 +234,7 @@ def _published(recipe: Recipe, text: str) -> Iterator[tuple[Cell, Figure]]:
                 raise SpecjaxError(f"{recipe.name}: column {column!r} of its figures is unknown")
             if match := FIGURE.fullmatch(cell):
                 spread = None if match[2] is None else float(match[2])
-                yield (
-                    Cell(temperature, model, data, method, column),
-                    Figure(float(match[1]), spread),
-                )
+                place = Cell(temperature, model, data, method, column)
+                yield place, Figure(float(match[1]), spread)
             elif cell != "-":
                 raise SpecjaxError(f"{recipe.name}: {cell!r} is not a figure")

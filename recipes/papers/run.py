@@ -3,7 +3,7 @@
 import json
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import jax
 from specjax import LoadedTarget, SpecjaxError, load_drafter
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.bench.options import BenchOptions
+from specjax.bench.report.markdown import table
 from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
 from specjax.bench.run import make_contestants, run_bench
@@ -30,15 +31,7 @@ from specjax.models.io.head_files import HEAD
 from specjax.tuning.runs import Workload
 
 from .estimate import DECODING, OTHER_SPEED, in_hours, summary
-from .figures import (
-    Figures,
-    comparison,
-    figures_of,
-    improvement_factor,
-    markdown,
-    titles_of,
-    uses_samples,
-)
+from .figures import Figures, comparison, figures_of, improvement_factor, titles_of, uses_samples
 from .inputs import TRIAL, Inputs
 from .lengths import tune_length
 from .oracle import WithOracle
@@ -66,10 +59,11 @@ class Reproduction(Inputs):
             ours |= getattr(self, f"measure_{self.recipe.measure}")(part)
             jax.clear_caches()
         lines = comparison(self.recipe, ours)
-        self.show(lines)
+        grid = Grid(self.legend, lines[0], lines[1:])
+        print_grid(grid)
         path = self.out / f"{self.recipe.name}.md"
         note = f"{self.recipe.note}\n\n" if self.recipe.note else ""
-        page = f"# {self.recipe.title}\n\n{note}{self.legend}\n\n{markdown(lines)}\n"
+        page = f"# {self.recipe.title}\n\n{note}{table(grid)}\n"
         write_whole(path, page.encode())
         print(f"kept in {path}")
 
@@ -87,10 +81,6 @@ class Reproduction(Inputs):
             f"Published: {self.recipe.device}."
         )
 
-    def show(self, lines: Sequence[Sequence[str]]) -> None:
-        """Prints the table."""
-        print_grid(Grid(self.legend, lines[0], lines[1:]))
-
     # ---- Kinds of measurement --------------------------------------------------------------------
 
     def measure_bench(self, part: Part) -> Figures:
@@ -98,7 +88,7 @@ class Reproduction(Inputs):
         tasks = write_tasks(self.questions(part), self.out)
         sources = self.sources(part, self.recipe.methods)
         methods = {title: self.recipe.methods[title] for title in sources}
-        ranking = self.tuned("induction-heads", part, tasks) if needs_ranking(methods) else None
+        ranking = self.ranking(part, tasks) if needs_ranking(methods) else None
         return self.measured(part, tasks, sources, ranking=ranking)
 
     def measure_lengths(self, part: Part) -> Figures:
@@ -129,15 +119,9 @@ class Reproduction(Inputs):
         settings: dict[str, Any] = {} if self.options.target else {"layer": 9}
         drafter, _ = load_drafter("pld-plus", target, **settings)
         thresholds = {f"threshold {least}": least for least in (2, 5, 8)}
-        scores = evaluate(
-            examples[: self.options.limit],
-            target.model,
-            target.params,
-            target.require_tokenizer(),
-            drafter.taps.hidden_layers[0],
-            drafter.max_depth,
-            tuple(thresholds.values()),
-        )
+        examples, layer = examples[: self.options.limit], drafter.taps.hidden_layers[0]
+        spans = tuple(thresholds.values())
+        scores = evaluate(examples, target, layer, drafter.max_depth, spans)
         return self.cells(part, {title: scores[n]._asdict() for title, n in thresholds.items()})
 
     def measure_words(self, part: Part) -> Figures:
@@ -150,17 +134,14 @@ class Reproduction(Inputs):
 
     def measure_equation(self, part: Part) -> Figures:
         """Computes equation 1 of DISCO."""
-        factors = {
-            title: {
-                column.metric: improvement_factor(
-                    variant.settings["alpha"],
-                    int(column.metric.split()[1]),
-                    variant.settings["cost"],
-                )
-                for column in self.recipe.columns.values()
+        metrics = [column.metric for column in self.recipe.columns.values()]
+        lengths = {metric: int(metric.split()[1]) for metric in metrics}
+        factors = {}
+        for title, variant in self.recipe.methods.items():
+            rate, cost = variant.settings["alpha"], variant.settings["cost"]
+            factors[title] = {
+                metric: improvement_factor(rate, length, cost) for metric, length in lengths.items()
             }
-            for title, variant in self.recipe.methods.items()
-        }
         return self.cells(part, factors)
 
     def cells(self, part: Part, rows: Mapping[str, Mapping[str, float]]) -> Figures:
@@ -217,11 +198,8 @@ class Reproduction(Inputs):
             runs=self.recipe.runs,
             seed=self.options.seed,
         )
-        folder = (
-            self.out
-            / "bench"
-            / f"{part.model}-{checksum(options, oracle, target.name, target.dtype_name)}"
-        )
+        measured = checksum(options, oracle, target.name, target.dtype_name)
+        folder = self.out / "bench" / f"{part.model}-{measured}"
         self.say(f"methods: {len(names)}; {self.machine_estimate(target, tasks, len(names))}")
         run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
         return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
@@ -290,19 +268,21 @@ class Reproduction(Inputs):
         """Trains DISCO's classifier unless it is there, and returns its folder."""
         tasks = self.tasks_of(part, 0)
         flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
-        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens), *self.drafter_flags(part)]
+        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens)]
+        if (draft := self.source_of("draft-model", part)) is not None:
+            flags += ["--drafter", draft]
         out = self.out / "classifiers" / f"{part.model}-{checksum(flags)}"
         if not (out / CLASSIFIER).is_dir():
             self.command("train", "disco", "--out", str(out), "--resume", *flags)
         return out
 
-    def tuned(self, what: str, part: Part, tasks: Path, flags: Sequence[str] = ()) -> Path:
-        """Tunes unless that is done, and returns the file of the settings."""
-        flags = [*flags, "--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
+    def ranking(self, part: Part, tasks: Path) -> Path:
+        """Ranks the heads that copy unless that is done, and returns the file of the ranking."""
+        flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
         flags += ["--max-new-tokens", str(self.recipe.max_new_tokens)]
-        file = self.out / "tuned" / f"{part.model}-{what}-{checksum(flags)}.json"
+        file = self.out / "tuned" / f"{part.model}-induction-heads-{checksum(flags)}.json"
         if not file.is_file():
-            self.command("tune", what, "--out", str(file), *flags)
+            self.command("tune", "induction-heads", "--out", str(file), *flags)
         return file
 
     def tuned_length(self, part: Part, tasks: Path, **rule: str) -> dict[str, Any]:

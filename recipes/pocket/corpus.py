@@ -152,11 +152,11 @@ def _quiet_parse(text: str, action: Any = "ignore") -> ast.Module:
 # ---- Held-out tasks ----------------------------------------------------------------------------
 
 
-def held_out_openings(count: int, seed: int = 0, validation: bool = False) -> tuple[str, ...]:
+def held_out_openings(count: int, validation: bool = False) -> tuple[str, ...]:
     """Returns the first lines of `count` held-out modules, to be continued freely."""
     texts = [text for text in module_texts(held_out=True) if len(text) > 2 * OPENING_CHARACTERS]
     texts = [text for text in texts if is_validation(text) == validation]
-    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
+    chosen = random.Random(0).sample(texts, min(count, len(texts)))
     return tuple(text[: text.rindex("\n", 0, OPENING_CHARACTERS) + 1] for text in chosen)
 
 
@@ -173,11 +173,8 @@ def held_out_tasks(
     as there are fresh ones that allow the kind.
     """
     rng = random.Random(seed)
-    allowed = [
-        piece
-        for piece in pieces(held_out=True)
-        if len(piece) <= max_characters and is_validation(piece) == validation
-    ]
+    short = [piece for piece in pieces(held_out=True) if len(piece) <= max_characters]
+    allowed = [piece for piece in short if is_validation(piece) == validation]
     rng.shuffle(allowed)
     fresh, tasks = list(allowed), []
     for index in range(count):
@@ -199,8 +196,7 @@ def _first_edit(
     kind: str, pieces: Sequence[str], rng: random.Random
 ) -> tuple[str, EditTask] | None:
     for piece in pieces:
-        task = make_edit(kind, piece, rng)
-        if task is not None:
+        if (task := make_edit(kind, piece, rng)) is not None:
             return piece, task
     return None
 
@@ -208,19 +204,17 @@ def _first_edit(
 # ---- Conversations for training ----------------------------------------------------------------
 
 
-def pocket_conversations(
-    count: int, seed: int = 0, edit_share: float = EDIT_SHARE, max_characters: int = 900
-) -> tuple[Conversation, ...]:
+def pocket_conversations(count: int, seed: int = 0) -> tuple[Conversation, ...]:
     """Returns `count` conversations of the training side, for drafters to learn from.
 
-    The seed and its number decide each of them. `edit_share` of them are edit tasks of at most
-    `max_characters`; the rest is plain code.
+    The seed and its number decide each of them. `EDIT_SHARE` of them are edit tasks; the rest is
+    plain code.
     """
-    allowed = [piece for piece in pieces(held_out=False) if len(piece) <= max_characters]
+    allowed = pieces(held_out=False)
     made = []
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        is_edit = rng.random() < edit_share
+        is_edit = rng.random() < EDIT_SHARE
         made.append(as_conversation(_edit(allowed, rng)) if is_edit else _code(rng))
     return tuple(made)
 
@@ -235,8 +229,7 @@ def _edit(pieces: Sequence[str], rng: random.Random) -> EditTask:
     """Returns a task of any kind, all equally likely, from a piece that allows it."""
     kind = rng.choice(KINDS)
     while True:
-        task = make_edit(kind, rng.choice(pieces), rng)
-        if task is not None:
+        if (task := make_edit(kind, rng.choice(pieces), rng)) is not None:
             return task
 
 

@@ -167,8 +167,7 @@ class TrainingData:
         kind = rng.choice(KINDS)
         for attempt in range(200):
             index = rng.randrange(fitting)
-            task = make_edit(kind, self.pieces[index], rng)
-            if task is not None:
+            if (task := make_edit(kind, self.pieces[index], rng)) is not None:
                 return index, task
             if attempt % 20 == 19:
                 kind = rng.choice(KINDS)

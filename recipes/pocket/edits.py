@@ -9,13 +9,11 @@ import builtins
 import keyword
 import random
 import re
-import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from recipes.pocket.source import (
     changeable_literals,
-    code_tokens,
     has_word,
     parses,
     renamable_names,
@@ -98,12 +96,6 @@ def prompt_text(task: EditTask) -> str:
 def answer_text(task: EditTask) -> str:
     """Returns the right continuation of `prompt_text`, end token included."""
     return task.result + END
-
-
-def rename_tokens(source: str, old: str, new: str) -> str:
-    """Replaces every name token `old` by `new`; strings and comments stay."""
-    starts = [t.start for t in code_tokens(source) if t.type == tokenize.NAME and t.text == old]
-    return replace_at(source, starts, old, new)
 
 
 def make_edit(kind: str, piece: str, rng: random.Random) -> EditTask | None:

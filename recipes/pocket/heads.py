@@ -12,7 +12,7 @@ run.
 
 import sys
 
-from recipes.heads import Recipe, Run, main
+from recipes.heads import Recipe, Run, lasting, main
 
 COMMON = (
     *("--packing", "--longest", "512", "--batch-size", "8"),
@@ -20,16 +20,11 @@ COMMON = (
     *("--decay", "cosine", "--clip", "norm", "--clip-at", "1.0", "--resume"),
 )
 TEXTS = ("--limit", "12000")
-FIRST = (*TEXTS, "--num-steps", "1500", "--learning-rate", "6e-3")
-MORE = ("--num-steps", "500", "--learning-rate", "3e-3", "--seed", "1")
+FIRST = (*TEXTS, *lasting(1500, 6e-3))
+MORE = lasting(500, 3e-3, seed=1)
 ALIGNED = (*MORE, *TEXTS, "--align-steps")
 DISTILLED = ("--distill", "--limit", "4000")
-AFTER = ("--num-steps", "80", "--learning-rate", "2e-3", "--seed", "2")
-
-
-def lasting(num_steps: int, learning_rate: float) -> tuple[str, ...]:
-    """Returns the settings of a run of this length."""
-    return ("--num-steps", str(num_steps), "--learning-rate", str(learning_rate))
+AFTER = lasting(80, 2e-3, seed=2)
 
 
 def distilled(method: str, start: str, *settings: str) -> Run:
@@ -59,8 +54,6 @@ RUNS = {
     "parallel-eagle": Run("parallel-eagle", (*TEXTS, *lasting(500, 4e-3)), "eagle"),
     "parallel-eagle-distilled": distilled("parallel-eagle", "parallel-eagle"),
 }
-
-
 SHIPPED = {  # name in the package, run
     "eagle": "eagle",
     "hass": "hass-3",
@@ -70,8 +63,6 @@ SHIPPED = {  # name in the package, run
     "parallel-medusa": "parallel-medusa",
     "parallel-eagle": "parallel-eagle",
 }
-
-
 POCKET = Recipe("pocket", RUNS, COMMON, SHIPPED, dtype="float16")
 
 if __name__ == "__main__":

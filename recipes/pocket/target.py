@@ -31,7 +31,8 @@ from recipes.pocket.data import TrainingData
 from recipes.pocket.edits import KINDS, answer_text, prompt_text
 from specjax import SpecjaxError, Transformer, TransformerConfig
 from specjax.core.errors import exit_code
-from specjax.core.files import expand_user, new_folder, readable, vacant, writable
+from specjax.core.files import expand_user, new_folder, readable, vacant, writable_folder
+from specjax.core.folder import RunFolder
 from specjax.models import causal_rows
 from specjax.models.io.huggingface import save_transformer
 
@@ -192,7 +193,8 @@ def train(recipe: Recipe, data: TrainingData, options: Options) -> dict:
         updates, moments = transform.update(gradient, state["moments"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
 
-    seconds = stopwatch(options.out / METRICS)
+    metrics = RunFolder(options.out)
+    seconds = stopwatch(metrics)
     with (
         ocp.CheckpointManager(
             (options.out / "checkpoints").absolute(),
@@ -221,16 +223,15 @@ def train(recipe: Recipe, data: TrainingData, options: Options) -> dict:
             if is_saved or is_evaluated:
                 row = {"step": done, "loss": round(float(loss), 4), "seconds": seconds()}
                 row |= evaluate(model, state["params"], data) if is_evaluated else {}
-                with (options.out / METRICS).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                metrics.append(METRICS, row)
                 bar.console.print(row)
     return state["params"]
 
 
-def stopwatch(metrics: Path) -> Callable[[], float]:
+def stopwatch(folder: RunFolder) -> Callable[[], float]:
     """Returns a clock of the seconds that a run has taken, earlier sessions included."""
-    spent = json.loads(metrics.read_text().splitlines()[-1])["seconds"] if metrics.exists() else 0.0
-    started = time.perf_counter() - spent
+    spent = [row["seconds"] for row in folder.records(METRICS)]
+    started = time.perf_counter() - max(spent, default=0.0)
     return lambda: round(time.perf_counter() - started, 1)
 
 
@@ -273,19 +274,16 @@ def build(options: Options) -> None:
     if options.size not in RECIPES:
         raise SpecjaxError(f"--size {options.size!r} is unknown; use {' or '.join(RECIPES)}")
     recipe = RECIPES[options.size]
-    options = replace(options, out=expand_user(options.out))
+    options = replace(options, out=writable_folder(options.out))
     folder = vacant(options.out / "model")  # before the training, which takes long
-    with writable(options.out):
-        options.out.mkdir(parents=True, exist_ok=True)
     vocabulary = find_tokenizer(options, recipe.config.vocab_size)
     data = TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
     params = train(recipe, data, options)
-    history = (options.out / METRICS).read_text(encoding="utf-8").splitlines()
     record = {
         "recipe": asdict(recipe),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "history": [json.loads(line) for line in history],
+        "history": list(RunFolder(options.out).records(METRICS)),
     }
     with new_folder(folder) as unfinished:
         save_transformer(unfinished, recipe.config, params, jnp.float16)

@@ -10,15 +10,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from recipes.pocket import corpus
-from recipes.pocket.edits import (
-    ASSISTANT,
-    BEGIN,
-    END,
-    KINDS,
-    SPECIAL_TOKENS,
-    USER,
-    make_edit,
-)
+from recipes.pocket.edits import ASSISTANT, BEGIN, END, KINDS, SPECIAL_TOKENS, USER, make_edit
 
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = range(len(SPECIAL_TOKENS))
 MODEL_MAX_LENGTH = 2048

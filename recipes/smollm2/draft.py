@@ -29,19 +29,11 @@ from specjax.models import QueryRows, Taps
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads.training_attention import text_before
 from specjax.models.io.huggingface import save_transformer
-from specjax.training import (
-    DataOptions,
-    LoopOptions,
-    OptimizerOptions,
-    Step,
-    batches,
-    tokenize_all,
-    train,
-)
+from specjax.training import DataOptions, LoopOptions, Step, batches, tokenize_all, train
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossFn, soft_cross_entropy
 from specjax.training.objectives.base import Prediction, Teacher
-from specjax.training.optimizer import optimizer_of
+from specjax.training.optimizer import OptimizerOptions, optimizer_of
 
 Params = Mapping[str, Any]
 SHARED = ("embed_tokens", "lm_head")  # params that stay the target's
@@ -61,11 +53,8 @@ class Options:
     loop: LoopOptions = field(
         default_factory=partial(LoopOptions, num_steps=400, save_every=50, log_every=10)
     )
-    optimizer: OptimizerOptions = field(
-        default_factory=partial(
-            *(OptimizerOptions, 1e-3),
-            **{"warmup": 0.04, "decay": "cosine", "clip": "norm", "clip_at": 1.0},
-        )
+    optimizer: OptimizerOptions = OptimizerOptions(
+        1e-3, warmup=0.04, decay="cosine", clip="norm", clip_at=1.0
     )
     batches: DataOptions = field(
         default_factory=partial(DataOptions, batch_size=4, longest=512, packing=True)

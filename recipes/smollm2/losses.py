@@ -10,8 +10,8 @@ length.
 import sys
 from pathlib import Path
 
-from recipes.heads import Recipe, Run, main
-from recipes.smollm2.heads import COMMON, lasting
+from recipes.heads import Recipe, Run, lasting, main
+from recipes.smollm2.heads import COMMON
 
 EAGLE3 = ("--draft-vocab", "16384", "--test-steps", "3")
 LK = ("--distribution-loss", "lk-lambda")

@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from recipes.heads import Run, main
-from recipes.smollm2.heads import DRAFTED, EAGLE3, SMOLLM2, lasting
+from recipes.heads import Run, lasting, main
+from recipes.smollm2.heads import DRAFTED, EAGLE3, SMOLLM2
 
 WIDER = ("--batch-size", "16", "--save-every", "500", "--eval-every", "1000")
 START = ("--start", str(Path(__file__).parent / "heads/eagle"))

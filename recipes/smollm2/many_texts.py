@@ -20,16 +20,9 @@ import tyro
 
 from recipes.smollm2.prompts import rows_of
 from recipes.smollm2.texts import LONGEST, OPTIONS, Texts, questions_in
-from specjax import (
-    LoadedTarget,
-    Params,
-    Sampling,
-    from_ids,
-    load,
-    speculative_generate,
-)
+from specjax import LoadedTarget, Params, Sampling, from_ids, load, speculative_generate
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.files import writable
+from specjax.core.files import writable_folder
 from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import doubled_length
@@ -57,6 +50,7 @@ class ManyTexts(Texts):
         """Writes questions, then answers."""
         end = time.monotonic() + 60 * self.minutes
         use_compilation_cache()
+        out = writable_folder(self.out)
         target, key = load(self.target), jax.random.key(self.seed)
         asked = []
         if self.data:
@@ -71,11 +65,8 @@ class ManyTexts(Texts):
                 asked.append(Conversation((Turn(USER, text),)))
         random.Random(self.seed).shuffle(asked)
         prompts = [prompt_of(target, each, LONGEST, OPTIONS.distill_tokens) for each in asked]
-        known = [
-            (each, ids)
-            for each, ids in zip(asked, prompts, strict=True)
-            if 0 < len(ids) <= LONGEST_PROMPT
-        ]
+        pairs = zip(asked, prompts, strict=True)
+        known = [(each, ids) for each, ids in pairs if 0 < len(ids) <= LONGEST_PROMPT]
         print(f"{len(known)} questions", flush=True)
         answered = continued(
             target,
@@ -85,14 +76,12 @@ class ManyTexts(Texts):
             OPTIONS.distill_tokens,
             self.batch,
         )
-        with writable(self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
-            with (self.out / "texts.jsonl").open("w", encoding="utf-8") as file:
-                for number, ids in answered:
-                    text = with_answer(target, known[number][0], None, known[number][1], ids)
-                    file.write(json.dumps(record_of(text)) + "\n")
-                    if time.monotonic() > end:
-                        break
+        with (out / "texts.jsonl").open("w", encoding="utf-8") as file:
+            for number, ids in answered:
+                text = with_answer(target, known[number][0], None, known[number][1], ids)
+                file.write(json.dumps(record_of(text)) + "\n")
+                if time.monotonic() > end:
+                    break
 
 
 def continued(

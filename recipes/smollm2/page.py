@@ -10,7 +10,8 @@ from recipes.smollm2.many_heads import ALL_RUNS, start_of
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import ALL
-from specjax.core.files import readable, writable, write_whole
+from specjax.core.files import write_whole
+from specjax.data.records import read_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,8 +89,7 @@ def write_pages(figures: Figures, root: Path) -> list[Path]:
         written[root / name] = quoted(root / name, summary(figures, charts))
     written[root / CLAIMS] = quoted(root / CLAIMS, claim_table(figures) + "\n")
     for path, text in written.items():
-        with writable(path):
-            write_whole(path, text.encode())
+        write_whole(path, text.encode())
     drawing = folder / CHART
     with rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}):
         chart(figures).savefig(drawing, transparent=True, metadata={"Date": None})
@@ -98,8 +98,7 @@ def write_pages(figures: Figures, root: Path) -> list[Path]:
 
 def quoted(path: Path, text: str) -> str:
     """Returns a page with this text between its marks."""
-    with readable(path):
-        before = path.read_text(encoding="utf-8")
+    before = read_text(path)
     if not MARKED.search(before):
         raise SpecjaxError(f"{path} has no `<!-- figures -->` and `<!-- /figures -->`; add them")
     return MARKED.sub(lambda match: text, before)
@@ -110,20 +109,18 @@ def quoted(path: Path, text: str) -> str:
 
 def summary(figures: Figures, charts: str) -> str:
     """Returns the chart, and the figures that a reader sees first."""
-    best = figures.ranked()[0]
     return (
         f"![Speed of the best methods over plain decoding]({charts}{CHART})\n\n"
         f"{_where(figures)}, tokens per second over {figures.about['num_prompts']} questions, "
         f"prefill included:\n\n"
         f"{peer_table(figures)}\n\n"
-        f"{_gain(figures, best)} {_sameness(figures)}\n"
+        f"{_gain(figures)} {_sameness(figures)}\n"
     )
 
 
 def page(figures: Figures) -> str:
     """Returns the page."""
-    about, best = figures.about, figures.ranked()[0]
-    ranked = figures.ranked()
+    about, ranked = figures.about, figures.ranked()
     return TEMPLATE.read_text(encoding="utf-8").format(
         where=_where(figures),
         num_prompts=about["num_prompts"],
@@ -134,7 +131,7 @@ def page(figures: Figures) -> str:
         nodes=about["nodes"],
         bandwidth=f"{about['bandwidth'] / 1e9:.0f}",
         peers=peer_table(figures),
-        gain=_gain(figures, best),
+        gain=_gain(figures),
         sameness=_sameness(figures),
         num_faster=sum(figures.row(method)["speed"] > 1 for method in ranked),
         num_methods=len(ranked),
@@ -156,7 +153,8 @@ def _where(figures: Figures) -> str:
     return f"{name} in {about['dtype']} on a CPU ({about['machine']})"
 
 
-def _gain(figures: Figures, best: str) -> str:
+def _gain(figures: Figures) -> str:
+    best = figures.ranked()[0]
     low, high = figures.row(best)["quartiles"]
     top = max(TASKS, key=lambda task: figures.row(figures.ranked(task)[0], task)["speed"])
     first = figures.ranked(top)[0]
@@ -280,14 +278,9 @@ def peer_table(figures: Figures) -> str:
         plain = figures.row(peer)["tokens_per_second"]
         rows.append([f"{peer} ({weights})", f"{plain:.0f}", f"{drafting:.0f} (prompt lookup)"])
     best = max(figures.ranked(), key=lambda method: figures.row(method)["tokens_per_second"])
-    speeds = [figures.row(method)["tokens_per_second"] for method in (PLAIN, best)]
-    rows.append(
-        [
-            f"**specjax** ({figures.about['dtype']})",
-            f"**{speeds[0]:.0f}**",
-            f"**{speeds[1]:.0f}** (`{best}`)",
-        ]
-    )
+    plain, fastest = (figures.row(method)["tokens_per_second"] for method in (PLAIN, best))
+    ours = f"**specjax** ({figures.about['dtype']})"
+    rows.append([ours, f"**{plain:.0f}**", f"**{fastest:.0f}** (`{best}`)"])
     return table(["", "plain decoding", "best with drafts"], rows)
 
 

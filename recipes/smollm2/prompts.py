@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax import SpecjaxError
+from specjax.data.records import read_text
 
 
 def problems_in(folder: Path, ids: range) -> list[dict[str, Any]]:
@@ -20,17 +21,9 @@ def statement_of(problem: dict[str, Any]) -> str:
 
 def rows_of(file: Path, *names: str) -> list[dict[str, Any]]:
     """Reads the rows of a JSONL file that have these fields."""
-    lines = lines_of(file)
+    lines = read_text(file).split("\n")
     try:
         rows = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:
         raise SpecjaxError(f"{file} is not JSONL: {error}; copy it again") from None
     return [row for row in rows if isinstance(row, dict) and all(name in row for name in names)]
-
-
-def lines_of(file: Path) -> list[str]:
-    """Reads the lines of a text."""
-    try:
-        return file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecjaxError(f"cannot read {file}: {error}; see the help of the recipe") from None

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.smollm2.prompts import lines_of, problems_in, rows_of, statement_of
+from recipes.smollm2.prompts import problems_in, rows_of, statement_of
 from specjax import SpecjaxError
+from specjax.data.records import read_text
 
 PER_KIND = 4
 NUM_EDITED_WORDS = 60
@@ -23,13 +24,12 @@ def questions_in(folder: Path) -> Iterator[dict[str, Any]]:
     mixed = [row for rows in zip(*of_kind.values(), strict=False) for row in rows]
     yield from _questions("MT-bench", [row["turns"][0] for row in mixed[::3]])
     for kind in ("translation", "summarization", "qa", "math_reasoning", "rag"):
-        yield from _questions(
-            kind, [row["turns"][0] for row in spec_bench if row["category"] == kind]
-        )
+        texts = [row["turns"][0] for row in spec_bench if row["category"] == kind]
+        yield from _questions(kind, texts)
     problems = problems_in(folder, MBPP_TEST)
     yield from _questions("MBPP", map(statement_of, problems))
     yield from _questions("code edit", filter(None, (renaming(row["code"]) for row in problems)))
-    texts = filter(str.strip, lines_of(folder / "wiki_demo.txt"))
+    texts = filter(str.strip, read_text(folder / "wiki_demo.txt").split("\n"))
     yield from _questions("text edit", map(correction, texts))
 
 

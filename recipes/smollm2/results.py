@@ -32,7 +32,7 @@ from specjax.bench.run import run_bench
 from specjax.bench.summary import Measurement
 from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import exit_code
-from specjax.core.files import expand_user, read_json, writable, write_whole
+from specjax.core.files import expand_user, read_json, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
@@ -92,9 +92,7 @@ class Options:
     def run(self) -> None:
         """Measures, if there is a target, and writes figures, pages and chart."""
         if self.target:
-            figures = json_of(self.measured())
-            with writable(FIGURES):
-                write_whole(FIGURES, figures.encode())
+            write_whole(FIGURES, json_of(self.measured()).encode())
         for path in write_pages(Figures(**read_json(FIGURES)), ROOT):
             print(f"written to {path}")
 
@@ -106,8 +104,7 @@ class Options:
             about = {"revision": revision(), "machine": machine(), "versions": versions()}
             about |= {"target": Path(self.target).name, "quick": self.quick}
             folder.claim(about)
-            questions = map(json.dumps, questions_in(expand_user(self.data)))
-            folder.write("questions.jsonl", "\n".join(questions) + "\n")
+            folder.write_records("questions.jsonl", questions_in(expand_user(self.data)))
             sources = sources_at(expand_user(self.runs))
             for number, name in enumerate(PARTS, 1):
                 print(f"part {number} of {len(PARTS)}: {name}", file=sys.stderr, flush=True)
@@ -118,11 +115,8 @@ class Options:
 
     def _measure(self, name: str, sources: Mapping[str, Path], out: Path) -> None:
         part = PARTS[name]
-        methods = [
-            method
-            for method in part.methods
-            if (method in sources or method not in FOLDERS) and (method in QUICK or not self.quick)
-        ]
+        known = [method for method in part.methods if method in sources or method not in FOLDERS]
+        methods = [method for method in known if method in QUICK or not self.quick]
         settings = [
             f"{method}.{key}={value}"
             for method in methods
@@ -188,7 +182,8 @@ def figures_of(folder: RunFolder, runs: Path) -> dict[str, Any]:
     about |= {name: first[name] for name in names} | {"nodes": cheap_rows()}
     about["curves"], about["passes"] = curves_at(runs), read_json(folder.path / PASSES)
     rows = [row_of(name, row) for name, part in parts.items() for row in part.rows]
-    return {"about": about, "rows": [row for row in rows if _is_shown(row)]}
+    shown = [row for row in rows if row["part"] == "greedy" or row["task"] == "all"]
+    return {"about": about, "rows": shown}
 
 
 def curves_at(runs: Path) -> dict[str, dict[str, float]]:
@@ -207,10 +202,6 @@ def curves_at(runs: Path) -> dict[str, dict[str, float]]:
         if lengths:
             curves[name] = {str(step): round(length, 2) for step, length in lengths.items()}
     return curves
-
-
-def _is_shown(row: Mapping[str, Any]) -> bool:
-    return row["part"] == "greedy" or row["task"] == "all"
 
 
 def row_of(part: str, row: Measurement) -> dict[str, Any]:

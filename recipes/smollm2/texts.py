@@ -67,9 +67,8 @@ class Texts:
 
 def questions_in(folder: Path) -> list[Conversation]:
     """Reads the questions of a folder of prompts."""
-    asked = list(
-        read_conversations([folder / "alpaca_en_demo.json", folder / "conversations.json"], False)
-    )
+    chats = [folder / "alpaca_en_demo.json", folder / "conversations.json"]
+    asked = list(read_conversations(chats, needs_answers=False))
     maths = rows_of(folder / "gsm8k_train.jsonl", "question")[:NUM_MATHS]
     asked += [_question(row["question"]) for row in maths]
     code = problems_in(folder, MBPP_TRAINING)

@@ -3,15 +3,17 @@
 import ast
 import re
 import sys
+import tokenize as python_tokens
 from functools import cache
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from recipes.pocket import corpus, edits
+from recipes.pocket import corpus
 from recipes.pocket import tasks as shipped
 from recipes.pocket.edits import KINDS, EditTask, answer_text, prompt_text
+from recipes.pocket.source import code_tokens, replace_at
 from specjax.core.errors import SpecjaxError
 from specjax.data.task_files import TASKS as FOLDER
 from specjax.loading.hub import pocket_folder
@@ -95,7 +97,9 @@ def test_tasks_parse_and_differ_in_several_phrasings(kind):
 def test_rename_renames_the_tokens_and_nothing_else():
     for task in of_kind("rename"):
         old, new = quoted(task)
-        assert edits.rename_tokens(task.source, old, new) == task.result
+        names = (t for t in code_tokens(task.source) if t.type == python_tokens.NAME)
+        starts = [token.start for token in names if token.text == old]
+        assert replace_at(task.source, starts, old, new) == task.result
         assert re.sub(rf"\b{old}\b", new, task.source) == task.result
 
 

@@ -2,14 +2,11 @@
 
 import json
 
-import numpy as np
 from transformers import AutoTokenizer
 
 from recipes.papers.quotesum import evaluate, read_quotesum, tokens_of
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.models.families import read_config
-from specjax.models.io.huggingface import load_transformer
-from specjax.models.transformer import Transformer
+from specjax.loading.targets import load
 
 
 def write(path, *summaries):
@@ -42,13 +39,11 @@ def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, tiny):
 
 
 def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path, tiny):
-    config = read_config(tiny)
-    model, params = Transformer(config), load_transformer(tiny, config, np.float32)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    target = load(str(tiny), "float32")
     summary = "value total [ 2 because of it ] is said"
     examples, _ = read_quotesum(write(tmp_path / "a.jsonl", summary))
-    layer = PromptLookupPlus.layer_for(config)
-    scores = evaluate(examples, model, params, tokenizer, layer, thresholds=(1, 4, 50))
+    layer = PromptLookupPlus.layer_for(target.config)
+    scores = evaluate(examples, target, layer, thresholds=(1, 4, 50))
     assert scores[1].recall >= scores[4].recall >= scores[50].recall == 0
     assert scores[4].recall > 0.5
     assert scores[50].precision == 1.0

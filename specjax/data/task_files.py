@@ -117,8 +117,9 @@ def texts_of(value: Any, name: str) -> tuple[str, ...]:
     return tuple(text_of(item, f"{name}[{number}]") for number, item in enumerate(value))
 
 
-def _as_it_stands(name: str) -> Callable[[Fields], tuple[str, ...]]:
-    return lambda fields: (text_of(fields[name], name),)
+def filled(form: str, *names: str) -> Callable[[Fields], tuple[str, ...]]:
+    """Returns a function that fills `form` with the texts in these fields of a record."""
+    return lambda fields: (form.format(**{name: text_of(fields[name], name) for name in names}),)
 
 
 def _mbpp(name: str) -> Callable[[Fields], tuple[str, ...]]:
@@ -130,25 +131,19 @@ def _mbpp(name: str) -> Callable[[Fields], tuple[str, ...]]:
 
 
 def _alpaca(fields: Fields) -> tuple[str, ...]:
-    instruction = text_of(fields["instruction"], "instruction")
     if fields["input"] == "":
-        return (ALPACA.format(instruction=instruction),)
-    text = text_of(fields["input"], "input")
-    return (ALPACA_WITH_INPUT.format(instruction=instruction, input=text),)
+        return filled(ALPACA, "instruction")(fields)
+    return filled(ALPACA_WITH_INPUT, "instruction", "input")(fields)
 
 
 # The first form that fits decides, so those with more fields come before those with fewer.
 FORMS = (
     TaskForm("MBPP", ("text", "test_list", "code"), _mbpp("text")),
     TaskForm("sanitized MBPP", ("prompt", "test_list", "code"), _mbpp("prompt")),
-    TaskForm("GSM8K", ("question", "answer"), _as_it_stands("question"), is_chat=True),
+    TaskForm("GSM8K", ("question", "answer"), filled("{question}", "question"), is_chat=True),
     TaskForm("Alpaca", ("instruction", "input", "output"), _alpaca),
-    TaskForm(
-        "CNN/DailyMail",
-        ("article", "highlights"),
-        lambda fields: (CNN.format(article=text_of(fields["article"], "article")),),
-    ),
-    TaskForm("HumanEval or plain text", ("prompt",), _as_it_stands("prompt")),
+    TaskForm("CNN/DailyMail", ("article", "highlights"), filled(CNN, "article")),
+    TaskForm("HumanEval or plain text", ("prompt",), filled("{prompt}", "prompt")),
     TaskForm(
         "Spec-Bench or plain messages",
         ("turns",),
