@@ -37,7 +37,7 @@ def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None
     """Raises SpecjaxError for a name that is not among the known ones."""
     for name in names:
         if name not in known:
-            raise SpecjaxError(f"{kind} {name!r} is unknown; choose of {', '.join(known)}")
+            raise SpecjaxError(f"{kind} {name!r} is unknown; choose from {', '.join(known)}")
 
 
 def requests_for(

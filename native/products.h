@@ -243,8 +243,8 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Memory is read best in one stream. Only single rows of int8 wait for their chain instead, and take
-  // two panels at once.
+  // Reading one stream is fastest. Only a single row of int8 is bound by the latency of its sums, which
+  // a second panel hides.
   if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
     for (; rows.tile == 1 && panel + 2 <= last; panel += 2)
       compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);

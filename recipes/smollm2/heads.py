@@ -10,14 +10,14 @@ ParallelSpec for Medusa is also trained to read the target's features, as Medusa
 paper's head does not. Medusa and Hydra read the target's LM head: a separate one for each depth
 would be larger than the target. Hydra's and EAGLE-3's heads are not kept: they would add 46 MB to
 the 36 MB of the others. The kept heads of HASS and ParallelSpec for EAGLE learned from more texts,
-see `recipes.smollm2.many_heads`. A step reads 2048 tokens.
+see `recipes.smollm2.many_heads`.
 """
 
 import sys
 
 from recipes.heads import Recipe, Run, lasting, main
 
-COMMON = (
+COMMON = (  # a step reads 2048 tokens
     *("--packing", "--longest", "512", "--batch-size", "4", "--accumulate", "1"),
     *("--warmup", "0.04", "--decay", "cosine", "--clip", "norm", "--clip-at", "1.0"),
     *("--eval-every", "250", "--save-every", "50", "--log-every", "10", "--eval-prompts", "16"),

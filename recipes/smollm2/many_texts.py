@@ -22,7 +22,7 @@ from recipes.smollm2.prompts import rows_of
 from recipes.smollm2.texts import LONGEST, OPTIONS, Texts, questions_in
 from specjax import LoadedTarget, Params, Sampling, from_ids, load, speculative_generate
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.files import writable_folder
+from specjax.core.files import writable, writable_folder
 from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.prompt import doubled_length
@@ -76,7 +76,8 @@ class ManyTexts(Texts):
             OPTIONS.distill_tokens,
             self.batch,
         )
-        with (out / "texts.jsonl").open("w", encoding="utf-8") as file:
+        path = out / "texts.jsonl"
+        with writable(path), path.open("w", encoding="utf-8") as file:
             for number, ids in answered:
                 text = with_answer(target, known[number][0], None, known[number][1], ids)
                 file.write(json.dumps(record_of(text)) + "\n")

@@ -100,7 +100,8 @@ def generate_many(
     Decoding is plain, since a large batch leaves no idle compute for drafts. Prompts of similar
     length share a batch; one program is compiled per length, doubling from 128.
 
-    `params` are the target's, and a text also ends at its last position. Prompts are removed from
+    `params` are the target's. A text ends at `max_new_tokens`, at an `eos` token, or where the
+    target has no more positions. `batch_size` sequences decode together. Prompts are removed from
     the queue as they start; more may be added between two results.
     """
     engine = Engine(target, Autoregressive(), sampling, max_new_tokens, end_tokens(eos, target))

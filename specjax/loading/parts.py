@@ -30,7 +30,7 @@ def source_or_pocket(
 ) -> str | Path:
     """Returns `source`, or by default the folder of `part` that ships with pocket.
 
-    There is no default if the target is not pocket; the error then begins with `needs`.
+    Only pocket has a default; `needs`, which says what is missing, begins the error of others.
     """
     if source is None and target.name != POCKET:
         raise SpecjaxError(f"{needs}; name a folder or a hub id")
@@ -46,7 +46,7 @@ def load_head(
 ) -> tuple[Any, dict[str, Any]]:
     """Loads a head for `target`, such as `EagleHead`, and its params.
 
-    `source` is as in `find_head`. By default the folder decides which of the formats it has, and
+    `source` is as in `find_head`. By default the folder decides which of `formats` it holds, and
     the params get the dtype of the target's.
     """
     folder = find_head(source, formats, expected)

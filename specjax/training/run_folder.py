@@ -146,7 +146,8 @@ def open_run(
             Checkpoints(place or str(path / CHECKPOINTS), keep_last) as checkpoints,
             SummaryWriter(str(path / TENSORBOARD)) if is_first else nullcontext() as tensorboard,
         ):
-            yield TrainingRun(run_folder, checkpoints, tensorboard, config)
+            yield (run := TrainingRun(run_folder, checkpoints, tensorboard, config))
+            run.wait()
 
 
 def check_out(out: Path, resume: bool, result: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
@@ -76,7 +77,7 @@ def load_classifier(folder: str | Path) -> TrainedClassifier:
             f"{folder} is damaged or not a length classifier ({error}); copy it again, or train a "
             "classifier"
         ) from None
-    params = unflatten_dict(weights, sep=".")
+    params = unflatten_dict({name: jnp.asarray(leaf) for name, leaf in weights.items()}, sep=".")
     return TrainedClassifier(params, **{name: values[name] for name in METADATA_FIELDS})
 
 

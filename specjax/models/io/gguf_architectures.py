@@ -39,10 +39,8 @@ MORE_FIELDS = {  # of other architectures
 WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
 ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
 LONG_ROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
-LARGEST_GEMMAS = {
-    "gemma2": 46,
-    "gemma3_text": 62,
-}  # layers of those whose heads are scaled otherwise
+# Layers of the largest models, whose heads are scaled differently.
+LARGEST_GEMMAS = {"gemma2": 46, "gemma3_text": 62}
 
 Values = dict[str, Any]
 # From the metadata that is left (read keys are popped), the tensors and the values so far to more.

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
+from specjax.core.files import expand_user
 from specjax.core.settings import check_fields, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
@@ -33,6 +34,7 @@ from specjax.training.draft_features import (
 )
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
+from specjax.training.run_folder import check_out
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
@@ -61,14 +63,16 @@ def train_classifier(
     prompts: Sequence[Ids],
     generate: Generate,
     settings: ClassifierTraining,
-    out: Path,
+    out: str | Path,
     resume: bool = False,
 ) -> TrainedClassifier:
     """Trains a classifier on the draft's mistakes in the target's texts, in the run folder `out`.
 
     `generate` returns the target's greedy continuations of all prompts, with the end token.
     """
-    check_vocabularies(target, draft)  # before the slow part
+    out = expand_user(out)
+    check_out(out, resume, CLASSIFIER)  # before the slow part
+    check_vocabularies(target, draft)
     continuations = generate(prompts)
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
     data = read_drafts(texts, target, draft, settings.position)
