@@ -226,14 +226,13 @@ inline void with_size(int64_t count, Run run) {
   run(std::integral_constant<int, 16>());
 }
 
-// Computes all rows of P panels, in tiles.
-template <class R, int P>
+// Computes all rows of a panel, in tiles.
+template <class R>
 void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* out, int64_t stride) {
-  constexpr int kMost = P == 1 ? kTile : 1;
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
     with_size(count, [&](auto size) {
-      compute_tile<R, std::min(size.value, kMost), P>(weight, panel, rows, row, count, out, stride);
+      compute_tile<R, std::min(size.value, kTile), 1>(weight, panel, rows, row, count, out, stride);
     });
   }
 }
@@ -246,10 +245,10 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   // Reading one stream is fastest. Only a single row of int8 is bound by the latency of its sums, which
   // a second panel hides.
   if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
-    for (; rows.tile == 1 && panel + 2 <= last; panel += 2)
-      compute_rows<R, 2>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+    for (; rows.count == 1 && panel + 2 <= last; panel += 2)
+      compute_tile<R, 1, 2>(weight, panel, rows, 0, 1, out + (panel - first) * kPanel, stride);
   for (; panel < last; panel++)
-    compute_rows<R, 1>(weight, panel, rows, out + (panel - first) * kPanel, stride);
+    compute_rows<R>(weight, panel, rows, out + (panel - first) * kPanel, stride);
 }
 
 #if defined(__AVX512BF16__) && defined(__AMX_BF16__)

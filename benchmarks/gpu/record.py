@@ -12,13 +12,8 @@ from specjax.core.files import read_json
 from specjax.core.folder import RunFolder, check_same_run
 
 ROWS, TABLES = "gpu.json", "gpu.md"
-MAY_DIFFER = (
-    "command",
-    "platform",
-    "repeats",
-    "rows",
-    "not_measured",
-)  # when a report is continued
+# What may differ when a report is continued.
+MAY_DIFFER = ("command", "platform", "repeats", "rows", "not_measured")
 METHOD = (
     "Weights are random, and accepted lengths are set by construction: each round the drafter does "
     "all its work, and then as many of its tokens are made right as the accepted length asks for. "

@@ -78,7 +78,7 @@ def attend(
     # The heads of a group share one product: (A/K * Q) rows times that group's keys.
     grouped = query.astype(jnp.promote_types(query.dtype, keys.dtype))
     grouped = grouped.reshape(batch, groups, heads // groups * count, width)
-    scores = einsum("bkmh,bksh->bkms", grouped, keys)
+    scores = _scores(grouped, keys)
     scores = scores.reshape(batch, heads, count, num_slots) * (scale or width**-0.5)
     scores = soft_cap(scores, softcap)
     scores = jnp.where(visible[:, None], scores, HIDDEN_SCORE)
@@ -109,6 +109,10 @@ def _mixed_in_float64(
         wide = (lax.convert_element_type(part, jnp.float64) for part in (shared, values))
         mixed = lax.convert_element_type(_mixed(*wide), jnp.float32)
     return mixed, weights
+
+
+def _scores(query: Float[Array, "B K M H"], keys: Float[Array, "B K S H"]) -> Array:
+    return einsum("bkmh,bksh->bkms", query, keys)
 
 
 def _mixed(weights: Float[Array, "B K M S"], values: Float[Array, "B K S H"]) -> Array:
@@ -152,8 +156,7 @@ def attend_to_blocks(
             return jnp.roll(part, start - first, axis=2)  # its new slots move to the front
 
         seen = block(visible) & (jnp.arange(KEY_BLOCK)[None, None] < slots - first)
-        scores = einsum("bkmh,bksh->bkms", grouped, block(keys))
-        scores = scores.reshape(*rows, KEY_BLOCK) * (scale or width**-0.5)
+        scores = _scores(grouped, block(keys)).reshape(*rows, KEY_BLOCK) * (scale or width**-0.5)
         scores = jnp.where(seen[:, None, None], soft_cap(scores, softcap), HIDDEN_SCORE)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_top[..., None])

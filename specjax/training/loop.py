@@ -123,10 +123,35 @@ def train(
     params = place(jax.tree.map(jnp.copy, params), placement)  # steps donate theirs
     state = place({"params": params, "moments": optimizer.init(params)}, placement)
     one_step = train_step(loss_fn, optimizer, state, mesh)
-    frozen, key, checked = _on(mesh, frozen), jax.random.key(options.seed), set()
+    take_step = _step_taker(one_step, _on(mesh, frozen), mesh, options.seed, accumulate, advice)
+    with (
+        explain_out_of_memory("the training", advice),
+        open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
+    ):
+        first, state = run.restore(state, batches)
+        received: list[int] = []
+        with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
+            for step in range(first, options.total_steps):
+                state, metrics = take_step(step, state, batches, progress)
+                score = _report(run, progress, options, evaluation, step + 1, state, metrics)
+                stopped_by = _of_any_process(received)
+                if stopped_by or score is not None or options.is_due(options.save_every, step + 1):
+                    run.save(step + 1, state, batches, score)
+                if stopped_by and step + 1 < options.total_steps:
+                    run.wait()
+                    raise Stopped(stopped_by, f"stopped after step {step + 1}, which is saved")
+        best = run.best(state) or (options.total_steps, None, state)
+        return Trained(state["params"], best[2]["params"], best[0], best[1])
 
-    def take_step(step: int, state: PyTree, progress: Progress) -> tuple[PyTree, Metrics]:
-        metrics = {}  # those of the last batch
+
+def _step_taker(
+    one_step: Any, frozen: PyTree, mesh: Mesh, seed: int, accumulate: int, advice: str
+) -> Callable[[int, PyTree, Batches, Progress], tuple[PyTree, Metrics]]:
+    """Returns a function that takes one step over `accumulate` batches; metrics are the last's."""
+    key, checked = jax.random.key(seed), set()
+
+    def take_step(step, state, batches, progress):
+        metrics = {}
         for part in range(step * accumulate, (step + 1) * accumulate):
             batch = next(batches)
             progress.count(batch)
@@ -138,24 +163,7 @@ def train(
             state, metrics = one_step(*inputs)
         return state, metrics
 
-    with (
-        explain_out_of_memory("the training", advice),
-        open_run(run_folder, config or {}, resume, options.keep_last, options.checkpoints) as run,
-    ):
-        first, state = run.restore(state, batches)
-        received: list[int] = []
-        with Progress(title, first, options.total_steps) as progress, on_signal(received.append):
-            for step in range(first, options.total_steps):
-                state, metrics = take_step(step, state, progress)
-                score = _report(run, progress, options, evaluation, step + 1, state, metrics)
-                stopped_by = _of_any_process(received)
-                if stopped_by or score is not None or options.is_due(options.save_every, step + 1):
-                    run.save(step + 1, state, batches, score)
-                if stopped_by and step + 1 < options.total_steps:
-                    run.wait()
-                    raise Stopped(stopped_by, f"stopped after step {step + 1}, which is saved")
-        best = run.best(state) or (options.total_steps, None, state)
-        return Trained(state["params"], best[2]["params"], best[0], best[1])
+    return take_step
 
 
 def train_step(
