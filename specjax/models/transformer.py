@@ -67,7 +67,11 @@ class Transformer(nn.Module):
 
     @nn.nowrap
     def _embedded(self, table: Weight, tokens: Int[Array, "..."]):
-        embedded = lookup(table, tokens)
+        if self.mesh is not None and tokens.size == 1:
+            # XLA turns a lookup of one row into a slice, and gathers a whole split table for it.
+            embedded = lookup(table, jnp.repeat(tokens, 2, axis=-1))[..., :1, :]
+        else:
+            embedded = lookup(table, tokens)
         if not self.config.variant.has_scaled_embeddings:
             return embedded
         return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
