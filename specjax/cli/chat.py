@@ -36,6 +36,8 @@ class Chat(DecodingOptions):
         from specjax.cli.generation import timed_text
         from specjax.cli.generation_output import GenerateOutput
 
+        if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 becomes an error of one line
+            sys.stdin.reconfigure(errors="surrogateescape")
         output = GenerateOutput(is_json=False)
         target, request_for = self.load()
         target.require_tokenizer()
@@ -59,6 +61,7 @@ class Chat(DecodingOptions):
                 request = request_for(_prompt(target, messages))
                 runner = replace(request.runner, seed=self.seed + len(messages))
                 request = replace(request, runner=runner, is_turn=True, earlier=state)
+                request.check()
                 shape = request.prompt.tokens.shape
                 if shape not in compiled:
                     with output.busy("compiling"):
@@ -76,6 +79,7 @@ class Chat(DecodingOptions):
                 f"length {result.mean_accepted_length:.2f}",
                 style="dim",
             )
+            output.warn([result])
 
 
 def _next_message() -> str | None:

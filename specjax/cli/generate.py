@@ -86,6 +86,7 @@ class Generate(DecodingOptions):
             with output.busy("measuring"):
                 results = time_in_turn(requests, NUM_PAIRS if self.compare else 1)
         output.warn(results)
+        output.advise(results)
         if self.json:
             output.json(source, results, compile_seconds, self.attribute)
         else:
@@ -113,6 +114,7 @@ class Generate(DecodingOptions):
             with output.busy(f"{number} of {len(requests)}"):
                 results = time_in_turn([request], 1)
             output.warn(results)
+            output.advise(results)
             output.json(source, results, [seconds], self.attribute)
 
     def _check_copies(self) -> None:

@@ -78,7 +78,7 @@ class GenerateOutput:
         )
 
     def warn(self, results: Sequence[TimedText]) -> None:
-        """Warns if almost nothing was accepted, or if the text is not lossless."""
+        """Warns if a text is not lossless, or ended before its grammar."""
         if any(result.is_lossy for result in results):
             self.notes.print(LOSSY, style="bold red")
         result = results[0]
@@ -86,6 +86,9 @@ class GenerateOutput:
         if has_grammar and result.finish_reason == "length":
             problem = "the text ended before its grammar did; raise --max-new-tokens"
             self.notes.print(problem, style="bold red")
+
+    def advise(self, results: Sequence[TimedText]) -> None:
+        """Prints advice if almost nothing was accepted."""
         for result in results:
             if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")

@@ -19,11 +19,13 @@ SYSTEM = (
 VICUNA = SYSTEM + " USER: {message} ASSISTANT:"  # version 1.1, as Vicuna 1.3 and 1.5 use it
 TEMPLATES = {  # in Jinja, by the names that `with_template` takes
     "vicuna": (
-        "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
+        "{% if messages[0].role in ('system', 'developer') %}{{ messages[0].content }}{% else %}"
         + SYSTEM
         + "{% endif %} {% for message in messages %}"
-        "{% if message.role == 'user' %}USER: {{ message.content }} {% endif %}"
-        "{% if message.role == 'assistant' %}ASSISTANT: {{ message.content }}{{ eos_token }}"
+        "{% if message.role == 'user' %}USER: {{ message.content }} "
+        "{% elif message.role == 'assistant' %}ASSISTANT: {{ message.content }}{{ eos_token }}"
+        "{% elif not loop.first or message.role not in ('system', 'developer') %}"
+        "{{ raise_exception('it takes no ' ~ message.role ~ ' message here') }}"
         "{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
     )
 }

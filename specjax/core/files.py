@@ -92,9 +92,14 @@ def check_size(path: Path, max_bytes: int = MAX_JSON_BYTES) -> None:
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Reads a whole file; one without an end, such as a device, is rejected."""
-    check_size(path, max_bytes)
     with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
+        return read_rest(file, path, max_bytes)
+
+
+def read_rest(file: IO[bytes], path: Path, max_bytes: int) -> bytes:
+    """Reads an open file, which may be a pipe, to its end."""
+    check_size(path, max_bytes)
+    content = file.read(max_bytes + 1)
     _check_limit(path, len(content), max_bytes)
     return content
 

@@ -15,7 +15,14 @@ from urllib.request import urlopen
 from huggingface_hub import hf_hub_download
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.core.files import MAX_TEXT_BYTES, bounded_lines, expand_user, read_bytes, readable
+from specjax.core.files import (
+    MAX_TEXT_BYTES,
+    bounded_lines,
+    expand_user,
+    read_bytes,
+    read_rest,
+    readable,
+)
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # A hub id, which may go on with a configuration and a split; or the address of a JSON file.
@@ -118,7 +125,7 @@ def _in_file(file: Path) -> Iterator[Record]:
             lines = enumerate(bounded_lines(opened, file), start=1)
             yield from (_parsed(f"{file}:{n}", line.rstrip()) for n, line in lines if line.strip())
             return
-        array = _parsed(f"{file}:1", read_bytes(file, MAX_TEXT_BYTES))
+        array = _parsed(f"{file}:1", read_rest(opened, file, MAX_TEXT_BYTES))
     yield from _items(array, file)
 
 

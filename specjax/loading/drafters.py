@@ -7,6 +7,7 @@ from specjax.decoding.drafter import Drafter
 from specjax.loading.method import Request
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
+from specjax.loading.tuned import tuned_for
 
 
 def load_drafter(
@@ -32,6 +33,8 @@ def load_drafter(
             source or file that is missing, damaged or made for another target.
     """
     METHODS.check(method, settings)
+    if tuned is not None:
+        tuned_for(target, tuned)  # a wrong file is an error, also where the method reads none
     return Request(METHODS, method, target, source, tuned, settings).load()
 
 

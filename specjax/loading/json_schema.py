@@ -6,7 +6,7 @@ JSON writers put one. Each keyword that the expression would not follow is an er
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
@@ -26,6 +26,15 @@ SPACE = " ?"
 COMMA = f"{SPACE},{SPACE}"
 CHARACTER = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 INTEGER = "-?(0|[1-9][0-9]*)"
+TYPES = {  # of values
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+}
 SCALARS = {
     "integer": INTEGER,
     "number": rf"{INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?",
@@ -84,17 +93,20 @@ class _Reader:
         for names, read in (
             (("$ref",), self._reference),
             (("anyOf", "oneOf"), self._alternatives),
-            (("enum", "const"), self._values),
         ):
             if name := next((name for name in names if name in used), None):
-                extra = {"type"} if read == self._values else set()
-                self._check_keywords(used, {name} | extra, place)
+                self._check_keywords(used, {name}, place)
                 return f"({read(used[name], f'{place}/{name}')})"
         if not used:
             return f"({self._any(ANY_DEPTH)})"
         types = used.get("type", ())
         types = [types] if isinstance(types, str) else types
         are_known = isinstance(types, (list, tuple)) and all(t in list(KEYWORDS) for t in types)
+        if name := next((name for name in ("enum", "const") if name in used), None):
+            if not are_known:
+                raise _error(f"{place}/type", f"it is none of {', '.join(KEYWORDS)}")
+            self._check_keywords(used, {name, "type"}, place)
+            return f"({self._values(used[name], types, f'{place}/{name}')})"
         if not types or not are_known:
             raise _error(place, f"it needs a type of {', '.join(KEYWORDS)}, beside {sorted(used)}")
         self._check_keywords(used, {"type"}.union(*(KEYWORDS[name] for name in types)), place)
@@ -123,8 +135,11 @@ class _Reader:
         schemas = _checked(schemas, list, place)
         return "|".join(self.regex(part, f"{place}/{n}") for n, part in enumerate(schemas))
 
-    def _values(self, values: Any, place: str) -> str:
+    def _values(self, values: Any, types: Sequence[str], place: str) -> str:
         values = _checked(values, list, place) if place.endswith("enum") else [values]
+        values = [value for value in values if not types or _is_of(value, types)]
+        if not values:
+            raise _error(place, f"no value is of type {' or '.join(types)}")
         return "|".join(literal(json.dumps(value, ensure_ascii=False)) for value in values)
 
     def _string(self, used: Mapping[str, Any], place: str) -> str:
@@ -243,3 +258,8 @@ def _checked(value: Any, kind: Any, place: str) -> Any:
 
 def _error(place: str, problem: str) -> SpecjaxError:
     return SpecjaxError(f"the JSON schema at {place}: {problem}; see docs/guides/structured-output")
+
+
+def _is_of(value: Any, types: Sequence[str]) -> bool:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return bool((TYPES.get(type(value), set()) | ({"integer"} if is_whole else set())) & {*types})

@@ -136,6 +136,8 @@ def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoCho
         return AutoChoice(machine, why=f"tuned by an earlier version: {ADVICE}")
     try:
         choice = AutoChoice(**entry)
+        if not isinstance(choice.settings, Mapping):
+            raise TypeError(f"settings {choice.settings!r}")
         if choice.machine != machine:
             why = f"tuned on {choice.machine} and not on this, {machine}: {ADVICE}"
             return AutoChoice(machine, why=why)

@@ -240,7 +240,8 @@ def _answer_all(
     for prompt, ids in _generate(target, queue, options):
         number, so_far = prompt.name, answered.get(prompt.name)
         answered[number] = with_answer(target, conversations[number], so_far, prompt.ids, ids)
-        if follow_up := next_prompt(number):
+        is_empty = answered[number] is None  # of special tokens, and would be again
+        if not is_empty and (follow_up := next_prompt(number)):
             queue.append(follow_up)
         else:
             yield number, answered[number]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from specjax.core.errors import SpecjaxError
 from specjax.decoding.automaton import Automaton, Grammar
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
@@ -25,6 +26,8 @@ def make_engine(
     """
     processors: tuple[Any, ...] = ()
     if automaton is not None:
+        if ignore_eos:
+            raise SpecjaxError("a grammar ends with EOS; leave ignore_eos out")
         processors = (*[None] * len(sampling.processors), automaton)
         sampling = replace(sampling, processors=(*sampling.processors, Grammar()))
     eos = () if ignore_eos else target.eos

@@ -143,10 +143,13 @@ def _parts(
     engine.check(params, encoded)
     state = engine.prefill(params, encoded, jax.random.key(seed))
     endings = [EndingText(tokenizer, stops) for _ in prompts]
+    parts: list[Completion] = []
     for generation, after in stream_states(engine, params, state, rounds_per_call):
         generation, is_done = jax.device_get((generation, after.is_done))
-        parts = [
-            completion(ending, generation, number, engine.eos, bool(is_done[number]))
+        parts = [  # what has ended stays, though its sequence may run on after a stop text
+            parts[number]
+            if parts and parts[number].finish_reason
+            else completion(ending, generation, number, engine.eos, bool(is_done[number]))
             for number, ending in enumerate(endings)
         ]
         yield parts

@@ -67,8 +67,7 @@ def read_request(
     seed = _field(values, "seed", int, secrets.randbelow(2**32))
     if not 0 <= seed < 2**32:
         raise SpecjaxError(f"seed must be at least 0 and below {2**32}, got {seed}")
-    default = None if is_chat else COMPLETION_TOKENS
-    max_tokens = _field(values, "max_tokens", int, default)
+    max_tokens = _field(values, "max_tokens", int, None)
     max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
     check_at_least("max_tokens", 1 if max_tokens is None else max_tokens, 1)
     if is_chat:

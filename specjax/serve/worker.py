@@ -29,7 +29,7 @@ from specjax.loading.grammar import load_grammar
 from specjax.loading.targets import LoadedTarget
 from specjax.run.engines import make_engine
 from specjax.run.text import Completion, completion, num_equal
-from specjax.serve.requests import TextRequest
+from specjax.serve.requests import COMPLETION_TOKENS, TextRequest
 
 SHORTEST_PREFIX = 32  # tokens of an earlier text that are worth reusing
 MAX_GRAMMARS = 32  # kept
@@ -106,7 +106,8 @@ class Worker:
         jobs, tokenizer = [], self.target.require_tokenizer()
         for ids in request.prompts:
             room = min(self.target.config.longest_text - len(ids), self.max_new_tokens)
-            max_tokens = max(room, 1) if request.max_tokens is None else request.max_tokens
+            default = max(room if request.is_chat else min(room, COMPLETION_TOKENS), 1)
+            max_tokens = default if request.max_tokens is None else request.max_tokens
             if max_tokens > self.max_new_tokens:
                 raise SpecjaxError(
                     f"max_tokens {max_tokens} is above this server's limit, {self.max_new_tokens}"
