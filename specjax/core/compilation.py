@@ -40,16 +40,16 @@ class jit_loops:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_nested = isinstance(jnp.zeros(()), Tracer)
-        return _with_default_types(self._nested if is_nested else self._alone)(*args, **kwargs)
+        return with_default_types(self._nested if is_nested else self._alone)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        return _with_default_types(getattr(self._alone, name))
+        return with_default_types(getattr(self._alone, name))
 
 
-def _with_default_types(function: Callable) -> Callable:
+def with_default_types(function: Callable) -> Callable:
     """Traces as if the user had switched on neither x64 nor strict promotion."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -195,7 +195,7 @@ class Engine:
             state,
         )
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(jit_loops, static_argnums=0)
     def generation(self, state: LoopState) -> Generation:
         """Returns the new tokens so far; compiled."""
         return everywhere(state.generation(self.max_new_tokens), self.mesh)
@@ -423,12 +423,13 @@ def append(
     steps = jnp.arange(verification.path.shape[1])[None, :]
     new_tokens = verification.new_tokens(tree)
     room = jnp.maximum(max_length - state.length, 0)
-    count = jnp.minimum(verification.num_accepted + 1, room)
+    has_bonus = verification.bonus != NO_BONUS
+    count = jnp.minimum(verification.num_accepted + has_bonus, room)
     is_eos = jnp.isin(new_tokens, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
     has_eos = jnp.any(is_eos, axis=1)
     count = jnp.where(has_eos, jnp.argmax(is_eos, axis=1) + 1, count)
-    is_finite = verification.bonus != NO_BONUS
-    count = jnp.where(state.is_done | ~is_finite, 0, count).astype(jnp.int32)
+    is_finite = has_bonus | has_eos | (count == room)  # what follows the end does not matter
+    count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
     write = partial(write_slots, start=state.length, axis=1)
     is_active = (~state.is_done).astype(jnp.int32)
     lengths = jax.nn.one_hot(count, verification.path.shape[1] + 1, dtype=jnp.int32)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.core.compilation import with_default_types
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
 from specjax.decoding.sampling import SamplingValues
@@ -27,6 +28,7 @@ class Stats:
     accepted_lengths: Int[Array, "B L"]
 
     @property
+    @with_default_types
     def mean_accepted_length(self) -> jax.Array:
         """Committed tokens per target pass, bonus included, over all sequences."""
         lengths = jnp.arange(self.accepted_lengths.shape[1])

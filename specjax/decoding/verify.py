@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.ranking import best_token
+from specjax.core.ranking import best_score, best_token
 from specjax.decoding.sampling import ACCEPT, BONUS, Draw
 from specjax.decoding.tree import (
     NO_BONUS,
@@ -74,13 +74,13 @@ def _coupled(
         if max_depth + 1 < tree.num_nodes:  # nodes of one depth share their noise
             after = root_slot[:, None] + jnp.arange(1, max_depth + 2)[None, :]
             place = tree.depth
-        return follow(tree, best_token(draw.perturbed(logits, after, place=place)), max_depth)
+        return follow(tree, _defined(draw.perturbed(logits, after, place=place)), max_depth)
 
     def node_by_node() -> Verification:
         def token_after(node: Int[Array, " B"]) -> Int[Array, " B"]:
             after = root_slot + jnp.take_along_axis(tree.depth, node[:, None], axis=1)[:, 0] + 1
             rows = jax.vmap(lambda rows, at: rows[at])(logits, node)
-            return best_token(draw.perturbed(rows[:, None], after[:, None]))[:, 0]
+            return _defined(draw.perturbed(rows[:, None], after[:, None]))[:, 0]
 
         return walk(tree, token_after, max_depth)
 
@@ -88,6 +88,12 @@ def _coupled(
         return at_once()
     # On a CPU a draw costs more than a step of a loop.
     return lax.platform_dependent(cpu=node_by_node, default=at_once)
+
+
+def _defined(scores: Float[Array, "B N V"]) -> Int[Array, "B N"]:
+    """Returns the token of the highest score, or NO_BONUS where that is NaN or infinite."""
+    best, token = best_score(scores)
+    return jnp.where(jnp.isfinite(best), token, NO_BONUS)
 
 
 def walk(

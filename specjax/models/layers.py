@@ -186,6 +186,8 @@ class Attention(nn.Module):
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
+        if not is_prefill:  # weight 0 times NaN is NaN: a rejected node must not reach other rows
+            value = jnp.nan_to_num(value)
         values = write_slots(values, value, start, axis=2)
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from specjax.core.compilation import with_default_types
 from specjax.models.quantize import is_stored
 
 MAX_NAMED = 8  # names in an error; the rest are counted
@@ -24,7 +25,8 @@ def expected_shapes(module: Any) -> dict[str, tuple[int, ...]]:
     """
     layers = getattr(module, "with_one_layer", lambda: (module, 1))
     traced, num_layers = layers()
-    shapes = shapes_of(jax.eval_shape(traced.initialise, jax.random.key(0)))
+    initialise = with_default_types(partial(jax.eval_shape, traced.initialise))
+    shapes = shapes_of(initialise(jax.random.key(0)))
     first = {name: shape for name, shape in shapes.items() if name.startswith("layers_0.")}
     if not num_layers:
         shapes = {name: shape for name, shape in shapes.items() if name not in first}

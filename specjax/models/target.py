@@ -38,7 +38,7 @@ def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows
     below = jnp.tril(jnp.ones((count, count), bool))
     return QueryRows(
         tokens=tokens,
-        positions=start[:, None] + jnp.arange(count)[None, :],
+        positions=start[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :],
         visible=jnp.broadcast_to(below, (batch, count, count)),
     )
 

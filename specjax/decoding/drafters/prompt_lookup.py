@@ -63,7 +63,7 @@ class PromptLookup(CopyingDrafter):
 
     def init(self, start: Start) -> Guesses:
         shape = len(start.prompt.length), self.num_guesses
-        return jnp.full(shape, EMPTY) if self.num_guesses else None
+        return jnp.full(shape, EMPTY, jnp.int32) if self.num_guesses else None
 
     def check_settings(self) -> None:
         if self.min_ngram > self.max_ngram:
