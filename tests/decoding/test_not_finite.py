@@ -1,5 +1,6 @@
 """Logits that are NaN or infinite end a row, and are reported."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -9,9 +10,11 @@ import pytest
 
 import specjax
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding.processors import Processor
 from specjax.decoding.sampling import Sampling
-from tests.decoding.tiny import prompt, target
+from tests.decoding.tiny import Oracle, prompt, target
 
 POISONED = 7  # a token whose embedding is damaged
 NEW_TOKENS = 32
@@ -51,3 +54,47 @@ def test_a_row_with_logits_that_are_not_finite_ends_and_is_reported(value, sampl
 def test_streaming_stops_with_the_error():
     with pytest.raises(SpecjaxError, match="NaN or infinite"):
         list(generate(jnp.nan, Sampling(), run=specjax.stream))
+
+
+@dataclass(frozen=True)
+class AllBanned(Processor):
+    """Allows no token after the first new ones."""
+
+    first: int = 4
+
+    def apply(self, arrays, logits, state, nodes):
+        return jnp.where((nodes.num_new >= self.first)[..., None], -jnp.inf, logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_beyond_the_end_changes_nothing(temperature):
+    model, params = target(layers=1)
+    given, sampling = prompt(1), Sampling(temperature, processors=(AllBanned(),))
+    key, start = jax.random.key(1), int(prompt(1).length[0])
+    run = partial(specjax.speculative_generate, target=model, sampling=sampling)
+    plain = run(specjax.Params(params), given, key, drafter=Autoregressive(), max_new_tokens=12)
+    tokens = plain.tokens[0, :4].tolist()
+    assert plain.length == 4 and not plain.is_finite
+    # The draft goes on with zeros, of which `argmax` takes the first where all are banned.
+    text = np.zeros((1, start + 12), np.int32)
+    text[0, : start + 4] = [*given.tokens[0, :start].tolist(), *tokens]
+    drafted = partial(run, specjax.Params(params, jnp.asarray(text)), given, key)
+    for new, eos, is_finite in ((12, None, False), (4, None, True), (12, tokens[3], True)):
+        out = drafted(drafter=Oracle(max_depth=6), max_new_tokens=new, eos=eos)
+        assert out.tokens[0, : int(out.length[0])].tolist() == tokens
+        assert bool(out.is_finite[0]) == is_finite
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_a_rejected_node_that_is_not_finite_changes_nothing(value):
+    model, params = target(layers=1)
+    table = params["embed_tokens"]["weight"]
+    params = params | {"embed_tokens": {"weight": table.at[POISONED].set(value)}}
+    given = specjax.from_ids([[1, 4, 2, 4, 2, 9]])
+    run = partial(specjax.speculative_generate, target=model, max_new_tokens=12)
+    plain = run(specjax.Params(params), given, jax.random.key(0), drafter=Autoregressive())
+    assert plain.is_finite and POISONED not in plain.tokens[0]
+    draft = specjax.Params(params, jnp.full((1, 32), POISONED))
+    out = run(draft, given, jax.random.key(0), drafter=Oracle(max_depth=2))
+    np.testing.assert_array_equal(out.tokens, plain.tokens)
+    assert out.is_finite
