@@ -6,10 +6,14 @@ asks for it with `pytest.importorskip("torch")`.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from specjax.core.errors import SpecjaxError
 
 TINY = {
     "vocab_size": 61,
@@ -75,25 +79,6 @@ def save(folder: Path, model: Any, dtype: str = "float32", shard_size: str = "1G
     return folder
 
 
-def save_bin(folder: Path, model: Any, num_files: int = 1, **options: Any) -> Path:
-    """The old format: `pytorch_model.bin`, or shards of it with their index."""
-    import torch
-
-    folder.mkdir()
-    model.config.save_pretrained(folder)
-    weights = list(model.state_dict().items())
-    if num_files == 1:
-        torch.save(dict(weights), folder / "pytorch_model.bin", **options)
-        return folder
-    index = {}
-    for number in range(num_files):
-        name = f"pytorch_model-{number}.bin"
-        torch.save(dict(weights[number::num_files]), folder / name, **options)
-        index |= {key: name for key, _ in weights[number::num_files]}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
-    return folder
-
-
 def forward(model: Any, tokens: np.ndarray) -> Any:
     """Runs transformers over whole texts `[B, Q]`: logits, hidden states, attentions."""
     import torch
@@ -113,3 +98,11 @@ def edit_config(folder: Path, **changes: Any) -> None:
     values = json.loads(path.read_text()) | changes
     kept = {name: value for name, value in values.items() if value is not ...}
     path.write_text(json.dumps(kept))
+
+
+def failure(read: Callable, path: Path) -> str:
+    """The one-line message of a read that must fail, which names the path."""
+    with pytest.raises(SpecjaxError) as caught:
+        read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)

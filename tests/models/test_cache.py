@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specjax.models import native
-from specjax.models.cache import KVCache, write_slots
+from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 
 WITH_KERNELS = pytest.mark.skipif(not native.is_available(), reason="no native kernels here")
@@ -35,47 +35,6 @@ def numbered_cache(lengths: list[int], num_slots: int) -> KVCache:
         length=jnp.array(lengths, jnp.int32),
         prompt_length=cache.prompt_length,
     )
-
-
-def test_a_new_cache_is_empty_and_sized_by_the_config():
-    cache = KVCache.create(CONFIG, batch=3, num_slots=5, dtype=jnp.bfloat16)
-    assert len(cache.keys) == len(cache.values) == CONFIG.num_hidden_layers
-    assert cache.keys[0].shape == (3, CONFIG.num_key_value_heads, 5, CONFIG.head_dim)
-    assert cache.keys[0].dtype == jnp.bfloat16
-    assert cache.num_slots == 5
-    assert cache.prompt_length.tolist() == [5, 5, 5]
-    assert cache.length.tolist() == [0, 0, 0]
-    assert KVCache.create(CONFIG, 1, 5, prompt_length=9).prompt_length.tolist() == [9]
-
-
-@pytest.mark.parametrize(
-    ("starts", "shape", "axis"),
-    [
-        ([2], (6, 2), 1),
-        ([2], (2, 6, 4), 2),
-        ([0, 3, 1], (6,), 1),
-        ([0, 3, 1], (2, 6, 4), 2),
-    ],
-)
-def test_rows_are_written_from_the_start_of_each_text(starts, shape, axis):
-    buffer = np.random.default_rng(0).normal(size=(len(starts), *shape)).astype(np.float32)
-    rows = -np.ones_like(np.take(buffer, [0, 1, 2], axis))
-    expected = buffer.copy()
-    for text, start in enumerate(starts):
-        np.moveaxis(expected[text], axis - 1, 0)[start : start + 3] = -1
-    written = write_slots(jnp.asarray(buffer), jnp.asarray(rows), jnp.array(starts), axis)
-    np.testing.assert_array_equal(written, expected)
-
-
-def test_a_row_sees_what_is_committed_and_the_scratch_it_may_see():
-    lengths = [0, 3]
-    cache = numbered_cache(lengths, num_slots=7)
-    visible = jnp.array([[True, False, False], [True, True, False]])
-    seen = cache.visible_slots(jnp.broadcast_to(visible, (len(lengths), 2, 3)))
-    for text, length in enumerate(lengths):
-        for row in range(2):
-            expected = [True] * length + visible[row].tolist() + [False] * (4 - length)
-            assert seen[text, row].tolist() == expected
 
 
 @pytest.mark.parametrize(

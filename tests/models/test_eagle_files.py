@@ -19,10 +19,12 @@ from tests.models.heads import (
     HEADS,
     TARGET,
     TARGET_PARAMS,
+    TIED,
     assert_loads,
     assert_same,
     config_of,
     drawn,
+    literal_layer,
     load,
     params_of,
     published,
@@ -31,11 +33,9 @@ from tests.models.heads import (
     stored,
     write,
 )
-from tests.models.test_transformer import literal_layer
 
 EMBEDDING = {"embed_tokens.weight": np.asarray(TARGET_PARAMS["embed_tokens"]["weight"])}
 ZEROS = np.zeros(32, np.float32)
-TIED_PARAMS = {name: each for name, each in TARGET_PARAMS.items() if name != "lm_head"}
 
 
 def with_layers(name: str = "eagle", **changes) -> EagleHead:
@@ -73,16 +73,10 @@ def test_the_embedding_and_a_bias_of_fc_are_as_the_reader_wants_them(tmp_path, n
     assert load(folder, "eagle")[0].config == HEADS[wanted].config
 
 
-def test_vllm_can_have_the_embedding_for_its_pipelines(tmp_path):
-    folder = save(tmp_path / "head", "eagle", "vllm", with_embedding=True)
-    assert "embed_tokens.weight" in stored(folder)
-
-
 def test_sglang_replaces_embedding_and_lm_head_one_by_one(tmp_path):
     """It deletes the weights of both, and the second is gone if they are one."""
-    tied = {"target": replace(TARGET, tie_word_embeddings=True), "target_params": TIED_PARAMS}
     head = with_layers(tie_word_embeddings=True)
-    config = config_of(save(tmp_path / "head", "eagle", "sglang", head=head, **tied))
+    config = config_of(save(tmp_path / "head", "eagle", "sglang", head=head, **TIED))
     weights = {"embed_tokens"} if config["tie_word_embeddings"] else {"embed_tokens", "lm_head"}
     for name in ("embed_tokens", "lm_head"):
         weights.remove(name)

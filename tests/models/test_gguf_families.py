@@ -13,7 +13,7 @@ from specjax.loading.targets import load_tokenizer
 from specjax.models.io.gguf import PackedTensor
 from specjax.models.target import causal_rows
 from tests.models import checkpoints
-from tests.models.test_gguf import byte_level, side_by_side
+from tests.models.test_gguf import byte_level_but, write
 
 gguf = pytest.importorskip("gguf")
 
@@ -59,47 +59,38 @@ KEYS = {  # of the metadata, with the names that transformers' configs have for 
 }
 
 
-def write_model(path: Path, architecture: str, model: Any) -> Path:
-    """Writes a model of transformers as llama.cpp's converter does, in float32."""
-    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+def write_model(path: Path, name: str) -> tuple[Path, Any]:
+    """Writes a random model of transformers in float32, and returns it too."""
+    kind, settings = MODELS[name]
+    architecture, model = name.split("-")[0], checkpoints.build(kind, **settings)
+    config, metadata, rope = model.config, {}, {}
     for key, names in KEYS.items():
         value = next((v for name in names if (v := getattr(config, name, None)) is not None), None)
         if value is not None:
-            getattr(writer, f"add_{key}")(value)
+            metadata[key] = value
     if architecture == "starcoder":
-        writer.add_head_count_kv(1)
+        metadata["head_count_kv"] = 1
     else:
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-        writer.add_rope_freq_base(rope["rope_theta"])
-        if "long_factor" in rope:  # as LongRoPE derives it from the lengths
-            stretch = config.max_position_embeddings / config.original_max_position_embeddings
-            length = config.original_max_position_embeddings
-            writer.add_rope_scaling_attn_factors(
-                float((1 + np.log(stretch) / np.log(length)) ** 0.5)
-            )
+        metadata["rope_freq_base"] = rope["rope_theta"]
+    if "long_factor" in rope:  # as LongRoPE derives it from the lengths
+        length = config.original_max_position_embeddings
+        stretch = config.max_position_embeddings / length
+        factor = (1 + np.log(stretch) / np.log(length)) ** 0.5
+        metadata["rope_scaling_attn_factors"] = float(factor)
+
+    def factors(writer: Any) -> None:
         for name in ("long", "short") if "long_factor" in rope else ():
-            factors = np.asarray(rope[f"{name}_factor"], np.float32)
-            writer.add_tensor(f"rope_factors_{name}.weight", factors)
-    writer.add_tokenizer_model("no_vocab")
-    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    table = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
-    heads = {
-        "q_proj": config.num_attention_heads,
-        "k_proj": getattr(config, KEYS["head_count_kv"][0], 1),
-    }
-    for name, tensor in model.state_dict().items():
-        weight = tensor.numpy()
-        if architecture in ("llama", "smollm3") and (count := heads.get(name.split(".")[-2])):
-            weight = side_by_side(weight, count)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
-            weight = weight + 1
-        if not (config.tie_word_embeddings and name == "lm_head.weight"):
-            writer.add_tensor(table.get_name(name, (".weight", ".bias")), weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+            values = np.asarray(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", values)
+
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    for name in weights if architecture.startswith("gemma") else ():
+        weights[name] = weights[name] + name.endswith("norm.weight")
+    no_vocab = lambda writer: writer.add_tokenizer_model("no_vocab")  # noqa: E731
+    return write(path, "F32", no_vocab, weights, architecture, factors, metadata), model
 
 
 def logits_of(target: Any, tokens: np.ndarray) -> np.ndarray:
@@ -111,9 +102,7 @@ def logits_of(target: Any, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_of_each_architecture_is_the_model_of_transformers(tmp_path, name):
     pytest.importorskip("torch")
-    kind, settings = MODELS[name]
-    model = checkpoints.build(kind, **settings)
-    path = write_model(tmp_path / "m.gguf", name.split("-")[0], model)
+    path, model = write_model(tmp_path / "m.gguf", name)
     tokens = np.random.default_rng(0).integers(3, 60, (1, 24))
     theirs = checkpoints.forward(model, tokens).logits.numpy()
     target = specjax.load(path, dtype="float32", packed=False)
@@ -125,9 +114,7 @@ def test_a_file_of_each_architecture_is_the_model_of_transformers(tmp_path, name
 def test_greedy_texts_are_those_of_llama_cpp(tmp_path, name):
     pytest.importorskip("torch")
     llama_cpp = pytest.importorskip("llama_cpp")
-    kind, settings = MODELS[name]
-    model = checkpoints.build(kind, **settings)
-    path = write_model(tmp_path / "m.gguf", name.split("-")[0], model)
+    path, _ = write_model(tmp_path / "m.gguf", name)
     peer = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, type_k=0, type_v=0, verbose=False)
     prompt = np.random.default_rng(0).integers(3, 60, 16).tolist()
     texts = peer.generate(prompt, temp=0.0, repeat_penalty=1.0)
@@ -181,38 +168,21 @@ def phi3(writer: Any) -> None:
         getattr(writer, f"add_{name}_token_id")(at)
 
 
-def bytes_split_as(split: str) -> Any:
-    def tokenizer(writer: Any) -> None:
-        byte_level(writer)
-        writer.kv_data[0]["tokenizer.ggml.pre"].value = split
-
-    return tokenizer
-
-
 TEXTS = ["", "a b  cab\n", "ab 12 + 3", "it's É\n\n  7", "a   b    c", "  ab", "abcd 1234 ef!"]
+TEXTS += ["cab"]  # a token that only Llama 3 takes whole
 
 
 @pytest.mark.parametrize(
     ("architecture", "tokenizer"),
     [("gemma3", gemma), ("phi3", phi3)]
     + [
-        ("llama", bytes_split_as(split))
+        ("llama", byte_level_but("pre", split))
         for split in ("qwen2", "smollm", "gpt-2", "gpt-4o", "dbrx", "llama-bpe")
     ],
 )
 def test_tokens_are_those_of_llama_cpp(tmp_path, architecture, tokenizer):
     llama_cpp = pytest.importorskip("llama_cpp")
-    path, sizes = tmp_path / "m.gguf", {"context_length": 64, "embedding_length": 32}
-    writer = gguf.GGUFWriter(path, architecture)
-    sizes |= {"block_count": 1, "feed_forward_length": 64, "head_count": 4, "head_count_kv": 2}
-    for name, value in sizes.items():
-        getattr(writer, f"add_{name}")(value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    tokenizer(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write(tmp_path / "m.gguf", tokenizer=tokenizer, given={}, architecture=architecture)
     ours, peer = load_tokenizer(path), llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     for text in TEXTS:
         assert ours(text)["input_ids"] == peer.tokenize(text.encode(), add_bos=True, special=True)

@@ -18,7 +18,7 @@ from tests.models.heads import (
     FORMATS,
     HEADS,
     TARGET,
-    TARGET_PARAMS,
+    TIED,
     assert_loads,
     assert_same,
     config_of,
@@ -115,22 +115,21 @@ def test_what_is_saved_is_loaded(tmp_path, name, layout):
         check_owner(folder, "theirs")
 
 
-TIED = ("eagle", "eagle3", "medusa, no LM heads", "hydra, prefix, no LM heads", "parallel")
+WITH_TIED = ("eagle", "eagle3", "medusa, no LM heads", "hydra, prefix, no LM heads", "parallel")
 
 
 @pytest.mark.parametrize(
-    "name, layout", [each for each in sorted(EVERYWHERE - REFUSED) if each[0] in TIED]
+    "name, layout", [each for each in sorted(EVERYWHERE - REFUSED) if each[0] in WITH_TIED]
 )
 def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
     if format_of(name).layouts[layout].file.endswith(".pt"):
         pytest.importorskip("torch")
-    head, tied = HEADS[name], replace(TARGET, tie_word_embeddings=True)
+    head = HEADS[name]
     if hasattr(head.config, "layers"):
         layers = replace(head.config.layers, tie_word_embeddings=True)
         head = type(head)(replace(head.config, layers=layers))
-    own = {each: leaf for each, leaf in TARGET_PARAMS.items() if each != "lm_head"}
-    folder = save(tmp_path / "head", name, layout, head=head, target=tied, target_params=own)
-    _, params = load(folder, format_of(name).kind, tied)
+    folder = save(tmp_path / "head", name, layout, head=head, **TIED)
+    _, params = load(folder, format_of(name).kind, TIED["target"])
     expected, leaves = flatten_dict(params_of(name)), flatten_dict(params)
     assert leaves.keys() >= expected.keys()
     for path in leaves.keys() & expected.keys():
@@ -218,13 +217,10 @@ def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
 
 # ---- What is not loaded ------------------------------------------------------------------------
 
-OTHER_CONFIGS = [
-    ({"speculators_model_type": "eagle3"}, "describes a head in the format of speculators, which"),
-    ({"hidden_size": 64}, "for a target of hidden_size 64, but this one has 32; give a head that"),
-    ({"vocab_size": 60}, "for a target of vocab_size 60, but this one has 61; give a head that"),
-]
 REFUSED_CONFIGS = [
-    *(("eagle", changes, complaint) for changes, complaint in OTHER_CONFIGS),
+    ("eagle", {"speculators_model_type": "eagle3"}, "a head in the format of speculators, which"),
+    ("eagle", {"hidden_size": 64}, "a target of hidden_size 64, but this one has 32; give a head "),
+    ("eagle", {"vocab_size": 60}, "a target of vocab_size 60, but this one has 61; give a head "),
     ("eagle", {"draft_vocab_size": 32}, "describes an EAGLE-3 head; give an EAGLE, EAGLE-2 or HA"),
     ("eagle", {"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
     ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head of 2 layers is not supported"),

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from specjax.core.errors import SpecjaxError
 from specjax.models.heads.length_classifier import LengthClassifier, features_of
@@ -16,7 +15,8 @@ from specjax.models.io.classifier import (
     load_classifier,
     save_classifier,
 )
-from tests.models.heads import drawn
+from tests.models.checkpoints import failure
+from tests.models.heads import drawn, rewrite
 
 
 @cache
@@ -60,9 +60,7 @@ def test_what_is_saved_is_loaded_and_is_a_network_of_two_layers(tmp_path):
     assert np.abs(expected).min() > 0
     found = jax.jit(loaded.model.run)(loaded.params, features)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    for name in ("hidden_size", "threshold", "position", "target", "draft", "scores"):
-        assert getattr(loaded, name) == getattr(trained, name)
-    assert (loaded.recipe, loaded.specjax_version) == (trained.recipe, "0.1.0")
+    assert repr(loaded) == repr(trained)  # which holds all but the params
 
 
 def test_a_classifier_of_other_models_is_refused():
@@ -79,11 +77,6 @@ def _rewrite(folder, **changes):
     (folder / METADATA).write_text(json.dumps(values | changes))
 
 
-def _weights(folder, change):
-    weights = load_file(folder / WEIGHTS)
-    save_file(change(weights), folder / WEIGHTS)
-
-
 DAMAGES = {
     "no metadata": lambda folder: (folder / METADATA).unlink(),
     "no weights": lambda folder: (folder / WEIGHTS).unlink(),
@@ -96,15 +89,9 @@ DAMAGES = {
     "weights cut": lambda folder: (folder / WEIGHTS).write_bytes(
         (folder / WEIGHTS).read_bytes()[:-9]
     ),
-    "weight gone": lambda folder: _weights(
-        folder, lambda weights: {name: weights[name] for name in weights if name != "logit.bias"}
-    ),
-    "weights nan": lambda folder: _weights(
-        folder, lambda weights: weights | {"logit.bias": np.full(1, np.nan, np.float32)}
-    ),
-    "weights double": lambda folder: _weights(
-        folder, lambda weights: {name: each.astype(np.float64) for name, each in weights.items()}
-    ),
+    "weight gone": lambda folder: rewrite(folder, **{"logit.bias": ...}),
+    "weight nan": lambda folder: rewrite(folder, **{"logit.bias": np.full(1, np.nan, "f4")}),
+    "weight double": lambda folder: rewrite(folder, **{"logit.bias": np.ones(1)}),
 }
 
 
@@ -112,12 +99,7 @@ DAMAGES = {
 def test_a_damaged_folder_is_a_one_line_error_that_names_it(tmp_path, damage):
     save_classifier(classifier(), tmp_path / "disco")
     DAMAGES[damage](tmp_path / "disco")
-    with pytest.raises(SpecjaxError) as caught:
-        load_classifier(tmp_path / "disco")
-    message = str(caught.value)
-    assert str(tmp_path / "disco") in message
-    assert "\n" not in message
-    assert "train" in message
+    assert "train" in failure(load_classifier, tmp_path / "disco")
 
 
 def test_the_classifier_of_a_run_is_read_once_the_run_has_finished(tmp_path):

@@ -11,6 +11,7 @@ from tests.models.heads import (
     HEADS,
     TARGET,
     TARGET_PARAMS,
+    TIED,
     assert_same,
     config_of,
     failure,
@@ -23,49 +24,39 @@ from tests.models.heads import (
     write,
 )
 
-TIED = {
-    "target": replace(TARGET, tie_word_embeddings=True),
-    "target_params": {name: each for name, each in TARGET_PARAMS.items() if name != "lm_head"},
-}
-
-
-@pytest.mark.parametrize("name", ["medusa", "medusa, no LM heads"])
-def test_the_authors_of_medusa_read_lm_heads_from_a_file_of_torch_only(tmp_path, name):
-    """Its config names the target, which they load."""
-    torch = pytest.importorskip("torch")
-    folder = save(tmp_path / "head", name, "medusa", target_name="lmsys/vicuna-7b-v1.3")
-    assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
-    file = "medusa_lm_head.pt" if name == "medusa" else "medusa_lm_head.safetensors"
-    assert {path.name for path in folder.iterdir()} == {"config.json", file}
-    if name == "medusa":
-        tensors = torch.load(folder / file, weights_only=True)
-        assert_same({name: each.numpy() for name, each in tensors.items()}, published(name))
-
 
 @pytest.mark.parametrize(
     "name, tied",
-    [("hydra", False), ("hydra, no LM heads", True), ("hydra, prefix, no LM heads", False)],
+    [
+        *(("medusa", False), ("hydra", False)),
+        *(("hydra, no LM heads", True), ("hydra, prefix, no LM heads", False)),
+    ],
 )
-def test_the_authors_of_hydra_read_lm_heads_from_a_file_of_torch(tmp_path, name, tied):
-    """If heads have no LM heads, these are copies of the target's, with zeros for biases."""
+def test_the_authors_read_lm_heads_from_a_file_of_torch(tmp_path, name, tied):
+    """If heads of Hydra have none, these are copies of the target's, with zeros for biases."""
     torch = pytest.importorskip("torch")
-    table = TARGET_PARAMS["embed_tokens" if tied else "lm_head"]["weight"]
-    given = TIED if tied else {}
-    head = HEADS[name]
-    layers = replace(head.config.layers, tie_word_embeddings=tied)
-    head = type(head)(replace(head.config, layers=layers))
-    given = given | {"target_name": "lmsys/vicuna-7b-v1.3"}
-    folder = save(tmp_path / "head", name, "hydra", head=head, **given)
+    kind, given = name.split(",")[0], TIED if tied else {}
+    if tied:
+        config = HEADS[name].config
+        layers = replace(config.layers, tie_word_embeddings=True)
+        given = given | {"head": type(HEADS[name])(replace(config, layers=layers))}
+    folder = save(tmp_path / "head", name, kind, target_name="lmsys/vicuna-7b-v1.3", **given)
     assert config_of(folder)["base_model_name_or_path"] == "lmsys/vicuna-7b-v1.3"
-    assert {path.name for path in folder.iterdir()} == {"config.json", "hydra_lm_head.pt"}
+    assert {path.name for path in folder.iterdir()} == {"config.json", f"{kind}_lm_head.pt"}
     expected = published(name)
     if "no LM heads" in name:
         place = "hydra_lm_head.{}.1." if "prefix" in name else "hydra_lm_head.{}."
+        table = TARGET_PARAMS["embed_tokens" if tied else "lm_head"]["weight"]
         copies = {"weight": np.asarray(table), "bias": np.zeros(61, np.float32)}
         expected |= {place.format(n) + part: copies[part] for n in range(4) for part in copies}
-    tensors = torch.load(folder / "hydra_lm_head.pt", weights_only=True)
+    tensors = torch.load(folder / f"{kind}_lm_head.pt", weights_only=True)
     assert_same({name: each.numpy() for name, each in tensors.items()}, expected)
-    assert load(folder, "hydra", given.get("target", TARGET))[0].config.has_lm_heads
+    assert load(folder, kind, given.get("target", TARGET))[0].config.has_lm_heads
+
+
+def test_the_authors_of_medusa_read_heads_without_lm_heads_from_safetensors(tmp_path):
+    folder = save(tmp_path / "head", "medusa, no LM heads", "medusa")
+    assert (folder / "medusa_lm_head.safetensors").exists()
 
 
 @pytest.mark.parametrize("has_lm_heads, tied", [(True, False), (False, False), (False, True)])

@@ -200,19 +200,12 @@ def test_a_head_from_eagle_drafts_its_first_token_as_eagle_does():
 
 
 def test_heads_of_both_kinds_have_the_published_shape():
-    kinds = ("sliding_attention", "full_attention") * 4
-    target = replace(LAYER, num_hidden_layers=8, sliding_window=4, layer_types=kinds)
-    config = ParallelConfig.for_target(target)
-    assert (config.num_masks, config.num_depths, config.reads_features) == (4, 5, True)
-    assert config.layers == LAYER
-    assert (config.hidden_size, config.vocab_size) == (LAYER.hidden_size, VOCAB)
-    of_tokens = ParallelHead(ParallelConfig.for_target(target, reads_features=False))
+    of_tokens = ParallelHead(ParallelConfig(LAYER, reads_features=False))
     params = jax.eval_shape(of_tokens.initialise, jax.random.key(0))
     assert sorted(params) == ["layers_0", "mask_embeddings", "norm"]
     assert "input_layernorm" in params["layers_0"]
-    params = jax.eval_shape(
-        lambda: ParallelHead(config).initialise(jax.random.key(0), jnp.bfloat16)
-    )
+    of_both = ParallelHead(ParallelConfig(LAYER))
+    params = jax.eval_shape(lambda: of_both.initialise(jax.random.key(0), jnp.bfloat16))
     assert sorted(params) == ["fc", "layers_0", "mask_embeddings", "mask_hidden"]
     assert "input_layernorm" not in params["layers_0"]
     assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(params))

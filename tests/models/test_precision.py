@@ -1,4 +1,4 @@
-"""The dtype that a model gets by default, and products and lookups in 16 bits."""
+"""The dtype that a model gets by default, and products in 16 bits."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ import pytest
 
 from specjax.models import precision
 from specjax.models.precision import cache_dtype, default_dtype
-from specjax.models.products import lookup, min_rows, project
+from specjax.models.products import project
 
 LARGE = 10**8
 
@@ -61,19 +61,3 @@ def test_a_product_and_its_slopes_are_those_of_float32(dtype, rows):
     for slope, other in zip(slopes(pull), wanted_slopes(pull), strict=True):
         assert slope.dtype == dtype
         np.testing.assert_allclose(slope.astype(jnp.float32), other, **tolerance)
-
-
-def test_single_rows_of_16_bits_are_multiplied_among_others():
-    weight = jnp.ones((8, 4), jnp.bfloat16)
-    program = jax.jit(lambda x: project(x, weight, jnp.float32)).lower(jnp.ones((1, 4))).as_text()
-    assert f"tensor<{min_rows(jnp.bfloat16)}x4xbf16>" in program
-    assert min_rows(jnp.float32) == 1
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_lookups_return_the_rows_of_the_table(dtype):
-    table = jax.random.normal(jax.random.key(0), (11, 6)).astype(dtype)
-    tokens = jnp.array([[3, 0], [10, 3]])
-    found = jax.jit(lookup)(table, tokens)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, np.asarray(table)[np.asarray(tokens)])

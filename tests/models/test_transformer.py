@@ -1,5 +1,5 @@
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +9,13 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.models import attention
 from specjax.models.cache import KVCache
-from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from, read_config
 from specjax.models.heads.training_attention import training_attention
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.target import ModelOutput, QueryRows, Taps, causal_rows
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
+from tests.models.heads import drawn
 
 TEXT_LENGTH = 24
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -68,15 +68,8 @@ def run_whole(model: Transformer, params, tokens, taps: Taps = Taps()) -> ModelO
     return run(params, causal_rows(tokens, start), cache, model=model, taps=taps)[0]
 
 
-def wide_params(model: Transformer) -> dict:
-    numbers = np.random.default_rng(0)
-    draw = lambda leaf: 0.2 * numbers.normal(size=leaf.shape) if leaf.ndim == 2 else 1  # noqa: E731
-    shapes = jax.eval_shape(model.initialise, jax.random.key(0))
-    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, draw(leaf), leaf.dtype), shapes)
-
-
-def random_tokens(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 61, shape).astype(np.int32)
+def random_tokens(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(0).integers(3, 61, shape).astype(np.int32)
 
 
 # ---- Against transformers ----------------------------------------------------------------------
@@ -105,59 +98,6 @@ def test_a_checkpoint_computes_what_transformers_does(tmp_path, name):
     np.testing.assert_allclose(ours.attention, attention, atol=1e-5, rtol=0)
 
 
-# ---- Against NumPy, in float64 -------------------------------------------------------------------
-
-
-def literal_layer(config: TransformerConfig, params, x, visible) -> np.ndarray:
-    """One decoder layer over the rows `x [T, D]` of one text, of which row t sees `visible[t]`."""
-    own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    width, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    frequencies = config.rope.rope_theta ** (-np.arange(0, width, 2) / width)
-    angles = np.tile(np.arange(len(x))[:, None] * frequencies, 2)
-
-    def rotated(x):
-        halves = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], -1)
-        return x * np.cos(angles)[:, None] + halves * np.sin(angles)[:, None]
-
-    inner = literal_norm(config, own["input_layernorm"], x) if "input_layernorm" in own else x
-    query, key, value = (
-        (inner @ own["self_attn"][f"{kind}_proj"]["weight"].T).reshape(len(x), -1, width)
-        for kind in "qkv"
-    )
-    query, key = rotated(query), np.repeat(rotated(key), group, 1)
-    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(width)
-    scores = np.where(visible, scores, -np.inf)
-    shares = np.exp(scores - scores.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    mixed = np.einsum("hqk,khd->qhd", shares, np.repeat(value, group, 1))
-    x = x + mixed.reshape(len(x), -1) @ own["self_attn"]["o_proj"]["weight"].T
-    inner = literal_norm(config, own["post_attention_layernorm"], x)
-    gate, up = (inner @ own["mlp"][f"{kind}_proj"]["weight"].T for kind in ("gate", "up"))
-    return x + (gate / (1 + np.exp(-gate)) * up) @ own["mlp"]["down_proj"]["weight"].T
-
-
-def literal_norm(config: TransformerConfig, params, x: np.ndarray) -> np.ndarray:
-    scale = np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps)
-    return np.asarray(params["weight"], np.float64) * x / scale
-
-
-def test_each_layer_sees_as_far_back_as_its_own_window():
-    windows, kinds = (6, None), ["sliding_attention", "full_attention"]
-    values = checkpoints.TINY | {"num_key_value_heads": 2, "sliding_window": 6}
-    model = Transformer(config_from(values | {"model_type": "mistral", "layer_types": kinds}))
-    assert tuple(map(model.config.window_of, range(2))) == windows
-    params, tokens = wide_params(model), random_tokens((1, TEXT_LENGTH))
-    x = np.asarray(params["embed_tokens"]["weight"], np.float64)[tokens[0]]
-    slots = np.arange(TEXT_LENGTH)
-    distance = slots[:, None] - slots[None, :]
-    for layer, window in enumerate(windows):
-        visible = (distance >= 0) & (distance < (window or TEXT_LENGTH))
-        x = literal_layer(model.config, params[f"layers_{layer}"], x, visible)
-    x = literal_norm(model.config, params["norm"], x)
-    expected = x @ np.asarray(model.lm_head(params), np.float64).T
-    np.testing.assert_allclose(run_whole(model, params, tokens).logits[0], expected, atol=1e-3)
-
-
 # ---- One text, many ways to run it -------------------------------------------------------------
 
 WAYS = {
@@ -172,7 +112,7 @@ def target(request) -> tuple[Transformer, dict]:
     """A model with wide random params, made without torch."""
     values = {"model_type": "llama"} | checkpoints.TINY | WAYS[request.param]
     model = Transformer(config_from(values))
-    return model, wide_params(model)
+    return model, drawn(model)
 
 
 def empty_cache(model: Transformer, batch: int) -> KVCache:
@@ -180,60 +120,39 @@ def empty_cache(model: Transformer, batch: int) -> KVCache:
     return KVCache.create(model.config, batch, 40, prompt_length=TEXT_LENGTH)
 
 
-def prefilled(model, params, tokens, lengths) -> KVCache:
-    """A cache that holds the first `lengths[b]` tokens of each text."""
-    cache = empty_cache(model, len(tokens))
-    rows = causal_rows(jnp.asarray(tokens), cache.length)
-    return run(params, rows, cache, model=model)[1].advance(jnp.asarray(lengths))
-
-
 def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=2e-5, rtol=0)
 
 
-class Tree(NamedTuple):
-    """Random nodes under a root, for one text."""
-
-    tokens: np.ndarray
-    depth: np.ndarray
-    visible: np.ndarray  # node n sees itself and its ancestors
-
-    @classmethod
-    def grow(cls, num_nodes: int, seed: int) -> "Tree":
-        generator = np.random.default_rng(seed)
-        depth, visible = np.zeros(num_nodes, np.int32), np.eye(num_nodes, dtype=bool)
-        for node in range(1, num_nodes):
-            parent = generator.integers(node)
-            depth[node] = depth[parent] + 1
-            visible[node] |= visible[parent]
-        return cls(random_tokens((num_nodes,), seed), depth, visible)
-
-
-def query_rows(trees: list[Tree], lengths: list[int]) -> QueryRows:
-    """The nodes of one tree per text."""
-    depths = np.stack([tree.depth for tree in trees]) + np.array(lengths)[:, None]
-    rows = np.stack([tree.tokens for tree in trees]), depths, np.stack([t.visible for t in trees])
-    return QueryRows(*map(jnp.asarray, rows))
-
-
-def texts_of(prefix: np.ndarray, tree: Tree) -> tuple[np.ndarray, np.ndarray]:
-    """For every node the prefix with its path, padded to `TEXT_LENGTH`, and where the node is."""
-    paths = [tree.tokens[row] for row in tree.visible]
-    texts = [np.concatenate([prefix, path]) for path in paths]
-    padded = np.stack([np.pad(text, (0, TEXT_LENGTH - len(text))) for text in texts])
-    return padded, np.array([len(text) - 1 for text in texts])
+def tree_rows(batch: int, count: int, lengths: Any, seed: int) -> QueryRows:
+    """Nodes of random trees behind texts of these lengths; each sees its ancestors and itself."""
+    numbers = np.random.default_rng(seed)
+    visible = np.zeros((batch, count, count), bool)
+    for text, node in np.ndindex(batch, count):
+        parent = numbers.integers(-1, node)
+        if parent >= 0:
+            visible[text, node] = visible[text, parent]
+        visible[text, node, node] = True
+    positions = np.reshape(lengths, (-1, 1)) + visible.sum(axis=-1) - 1
+    tokens = numbers.integers(0, 61, (batch, count))
+    return QueryRows(*map(jnp.asarray, (tokens, positions, visible)))
 
 
 def test_a_tree_row_equals_its_path_run_alone(target):
     model, params = target
-    tokens, lengths = random_tokens((2, TEXT_LENGTH)), [5, 9]
-    trees = [Tree.grow(10, 0), Tree.grow(10, 10)]
-    cache = prefilled(model, params, tokens, lengths)
-    output, _ = run(params, query_rows(trees, lengths), cache, model=model)
-    for text, tree in enumerate(trees):
-        alone, where = texts_of(tokens[text, : lengths[text]], tree)
-        logits = run_whole(model, params, alone).logits
-        assert_close(output.logits[text], logits[jnp.arange(10), where])
+    tokens, lengths = random_tokens((2, TEXT_LENGTH)), (5, 9)
+    cache = empty_cache(model, 2)
+    prompts = causal_rows(jnp.asarray(tokens), cache.length)
+    cache = run(params, prompts, cache, model=model)[1].advance(jnp.array(lengths))
+    rows = tree_rows(2, 10, lengths, seed=0)
+    output, _ = run(params, rows, cache, model=model)
+    for text, length in enumerate(lengths):
+        nodes = np.asarray(rows.tokens[text])
+        paths = [[*tokens[text, :length], *nodes[path]] for path in np.asarray(rows.visible[text])]
+        padded = [np.pad(path, (0, TEXT_LENGTH - len(path))) for path in paths]
+        logits = run_whole(model, params, np.stack(padded)).logits
+        ends = np.array([len(path) - 1 for path in paths])
+        assert_close(output.logits[text], logits[jnp.arange(10), ends])
 
 
 # ---- Taps and dtypes ---------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from specjax.core.errors import SpecjaxError
 from specjax.models.io.weights import FLOATS, stored_tensors
+from tests.models.checkpoints import failure
 
 TENSORS = {
     code: np.arange(12).reshape(3, 4).astype(dtype) for code, dtype in FLOATS.items()
@@ -18,36 +19,41 @@ def save_safetensors(folder):
     return folder / "model.safetensors"
 
 
-def save_shards(folder):
+def in_shards(folder, file, save):
     """Two shards; the path of the second."""
     index = {}
     for number, names in enumerate([["F64", "F32"], ["F16", "BF16"]]):
-        shard = f"model-{number}.safetensors"
-        save_file({name: TENSORS[name] for name in names}, folder / shard)
-        index |= dict.fromkeys(names, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    return folder / "model-1.safetensors"
+        path = folder / file.replace(".", f"-{number}.")
+        save({name: TENSORS[name] for name in names}, path)
+        index |= dict.fromkeys(names, path.name)
+    (folder / f"{file}.index.json").write_text(json.dumps({"weight_map": index}))
+    return path
+
+
+def save_shards(folder):
+    return in_shards(folder, "model.safetensors", save_file)
+
+
+def save_torch(tensors, path, **options):
+    torch = pytest.importorskip("torch")
+    numbers = torch.arange(12).reshape(3, 4)
+    wanted = {code: numbers.to(getattr(torch, FLOATS[code].name)) for code in tensors}
+    torch.save(wanted, path, **options)
+    return path
 
 
 def save_bin(folder):
-    torch = pytest.importorskip("torch")
-    tensors = {
-        code: torch.arange(12).reshape(3, 4).to(getattr(torch, dtype.name))
-        for code, dtype in FLOATS.items()
-    }
-    torch.save(tensors, folder / "pytorch_model.bin")
-    return folder / "pytorch_model.bin"
+    return save_torch(TENSORS, folder / "pytorch_model.bin")
 
 
-every_form = pytest.mark.parametrize("save", [save_safetensors, save_shards, save_bin])
+def save_old_bin_shards(folder):
+    save = partial(save_torch, _use_new_zipfile_serialization=False)
+    return in_shards(folder, "pytorch_model.bin", save)
 
 
-def failure(folder) -> str:
-    """The one-line message of a read that must fail."""
-    with pytest.raises(SpecjaxError) as caught:
-        stored_tensors(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+every_form = pytest.mark.parametrize(
+    "save", [save_safetensors, save_shards, save_bin, save_old_bin_shards]
+)
 
 
 @every_form
@@ -69,37 +75,39 @@ def test_a_truncated_file_is_named(tmp_path, save):
     whole = path.read_bytes()
     for size in (0, 5, 100, -7):  # the last two cut the header and the end
         path.write_bytes(whole[:size])
-        message = failure(tmp_path)
+        message = failure(stored_tensors, tmp_path)
         assert message.startswith(str(path)) and message.endswith("download it again")
 
 
 def test_a_missing_shard_is_named(tmp_path):
     path = save_shards(tmp_path)
     path.unlink()
-    message = failure(tmp_path)
-    assert message.startswith(
-        f"{tmp_path} has no {path.name}, listed in model.safetensors.index.json"
-    )
+    message = failure(stored_tensors, tmp_path)
+    expected = f"{tmp_path} has no {path.name}, listed in model.safetensors.index.json"
+    assert message.startswith(expected)
     assert message.endswith("download the checkpoint again")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {"a": 1}}'])
-def test_a_damaged_index_is_named(tmp_path, content):
-    (tmp_path / "model.safetensors.index.json").write_text(content)
-    message = failure(tmp_path)
-    assert message.endswith("index.json is not a valid index of shards; download it again")
+INVALID = "index.json is not a valid index of shards; download it again"
 
 
-def test_shards_are_looked_for_in_the_folder_only(tmp_path):
-    (tmp_path / "inside").mkdir()
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        *((each, INVALID) for each in ("{", "[]", '{"weight_map": {"a": 1}}')),
+        ('{"weight_map": {"F32": "../model.safetensors"}}', "inside has no model.safetensors"),
+    ],
+)
+def test_a_damaged_index_or_one_of_shards_elsewhere_is_refused(tmp_path, content, complaint):
     save_safetensors(tmp_path)
-    index = {"weight_map": {"F32": "../model.safetensors"}}
-    (tmp_path / "inside" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "inside has no model.safetensors" in failure(tmp_path / "inside")
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(content)
+    assert complaint in failure(stored_tensors, folder)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    message = failure(tmp_path)
+    message = failure(stored_tensors, tmp_path)
     assert message.startswith(f"{tmp_path} holds no weights (model.safetensors or")
     assert message.endswith("download the checkpoint again")
 
@@ -107,12 +115,14 @@ def test_a_folder_without_weights_is_refused(tmp_path):
 def test_a_bin_file_that_would_run_code_is_refused(tmp_path):
     path = save_bin(tmp_path)
     sys.modules["torch"].save({"model.norm.weight": pytest.raises}, path)
-    assert failure(tmp_path).endswith("damaged or holds no weights; download it again")
+    assert failure(stored_tensors, tmp_path).endswith(
+        "damaged or holds no weights; download it again"
+    )
 
 
 def test_a_bin_file_without_torch_says_what_to_do(tmp_path, monkeypatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = failure(tmp_path)
+    message = failure(stored_tensors, tmp_path)
     assert "pytorch_model.bin needs torch" in message
     assert "pip install torch" in message

@@ -28,6 +28,8 @@ from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.target import ModelOutput
 from tests.decoding.tiny import slow_except
+from tests.models.heads import drawn
+from tests.models.test_transformer import tree_rows
 
 pytestmark = pytest.mark.skipif(
     not native.is_available(), reason="specjax has no native kernels here"
@@ -60,31 +62,6 @@ CONFIGS = {
 }
 
 
-def drawn_params(module: Any, dtype: str = "float32") -> Any:
-    """Returns params that are all random, norms and biases too."""
-
-    def draw(path, leaf):
-        name = jax.tree_util.keystr(path)
-        noise = np.random.default_rng(sum(map(ord, name))).normal(size=leaf.shape)
-        return jnp.asarray(noise / 4 if leaf.ndim == 2 else noise / 5 + ("bias" not in name), dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(module.initialise, KEY))
-
-
-def tree_rows(batch: int, count: int, length: int, seed: int) -> QueryRows:
-    """Returns nodes of random trees behind texts; each sees its ancestors and itself."""
-    numbers = np.random.default_rng(seed)
-    visible = np.zeros((batch, count, count), bool)
-    for b in range(batch):
-        for node in range(count):
-            parent = numbers.integers(-1, node)
-            visible[b, node] = visible[b, parent] if parent >= 0 else False
-            visible[b, node, node] = True
-    positions = length + visible.sum(axis=-1) - 1
-    tokens = numbers.integers(0, 61, (batch, count))
-    return QueryRows(*(jnp.asarray(part) for part in (tokens, positions, visible)))
-
-
 def run(
     model: Transformer, params: Any, batch: int, count: int, taps: Taps, length: int = 21
 ) -> ModelOutput:
@@ -115,7 +92,7 @@ def assert_close(output: ModelOutput, expected: ModelOutput, tolerance: float) -
 @cache
 def of_flax(name: str) -> tuple[Transformer, Any, ModelOutput]:
     """Returns a model, its params and what Flax computes with them."""
-    model, params = Transformer(CONFIGS[name]), drawn_params(Transformer(CONFIGS[name]))
+    model, params = Transformer(CONFIGS[name]), drawn(Transformer(CONFIGS[name]))
     return model, params, run(model, params, 2, 9, TAPS)
 
 
@@ -132,7 +109,7 @@ def test_native_layers_are_those_of_flax(monkeypatch, name, instructions):
 @pytest.mark.parametrize("dtype", slow_except(["bfloat16", "float16"], "bfloat16"))
 def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, dtype):
     """With caches of either kind: of float32, and of the params' own dtype."""
-    params = drawn_params(Transformer(LLAMA), dtype)
+    params = drawn(Transformer(LLAMA), dtype)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, "float32"), params)
     expected, packed = run(Transformer(LLAMA), exact, 1, 5, Taps()), native.pack_params(params)
     tolerance = 0.05 if dtype == "bfloat16" else 0.01
@@ -157,7 +134,7 @@ def test_layers_of_odd_shapes(hidden, inner, head_dim, batch, count, instruction
     shape = {"hidden_size": hidden, "intermediate_size": inner, "head_dim": head_dim}
     # The norm of a single small number would magnify its rounding by 1 / sqrt(eps).
     model = Transformer(replace(LLAMA, **shape, rms_norm_eps=0.01))
-    params = drawn_params(model)
+    params = drawn(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(native.SWITCH, instructions)
         output = run(model, native.pack_params(params), batch, count, Taps((1,)))
@@ -166,8 +143,8 @@ def test_layers_of_odd_shapes(hidden, inner, head_dim, batch, count, instruction
 
 def test_a_head_with_norms_of_both_halves_runs_natively():
     head = Eagle3Head(Eagle3Config(replace(LLAMA, num_hidden_layers=1), (0, 1)))
-    params, target = drawn_params(head), Transformer(LLAMA)
-    target_params = drawn_params(target)
+    params, target = drawn(head), Transformer(LLAMA)
+    target_params = drawn(target)
     rows = tree_rows(1, 6, 0, 3)
     features = jax.random.normal(KEY, (1, 6, 96))
 
@@ -181,7 +158,7 @@ def test_a_head_with_norms_of_both_halves_runs_natively():
 
 def test_packed_layers_have_no_gradients():
     model = Transformer(LLAMA)
-    plain = drawn_params(model)
+    plain = drawn(model)
     params = native.pack_params(plain)
 
     def loss(table):
@@ -198,7 +175,7 @@ def test_packed_layers_have_no_gradients():
 def test_nan_reaches_the_nodes_that_see_it_and_no_others(monkeypatch, instructions):
     monkeypatch.setenv(native.SWITCH, instructions)
     model = Transformer(replace(LLAMA, num_hidden_layers=1, sliding_window=4))
-    params = native.pack_params(drawn_params(model))
+    params = native.pack_params(drawn(model))
     rows = tree_rows(1, 12, 20, 5)
     cache = model.new_cache(params, 1, 40)
     cache = replace(cache, length=jnp.array([20]), positions=jnp.arange(40)[None])
@@ -224,7 +201,7 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it(monkeypatch, instructio
     monkeypatch.setenv(native.SWITCH, instructions)
     model, num_slots = Transformer(TransformerConfig(128, 192, 256, 2, 3, 1, 64)), 384
     numbers = np.random.default_rng(0)
-    params, run = native.pack_params(drawn_params(model, dtype)), jax.jit(model.run)
+    params, run = native.pack_params(drawn(model, dtype)), jax.jit(model.run)
     blank = model.new_cache(params, 1, num_slots)
     cache = jax.tree.map(
         lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank

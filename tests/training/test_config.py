@@ -6,7 +6,9 @@ from specjax.core.settings import SettingError
 from specjax.training.data import DataOptions
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.hydra import HydraTraining
 from specjax.training.objectives.medusa import MedusaTraining
+from specjax.training.objectives.parallel_spec import ParallelEagleTraining
 
 COMBINED = [
     (EagleTraining, {"noise": -1.0}, "noise"),  # the constructor checks fields
@@ -30,6 +32,8 @@ def test_options_check_their_fields_and_how_they_combine(kind, values, name):
         (HassTraining, {"align_steps": 3, "step_decay": 1.0, "token_alignment": 0.0}),
         (HassTraining, {"top_loss": "top-k", "top_weight": 1.0, "top_k": 10}),
         (MedusaTraining, {"head_decay": 0.8, "top_weight": 0.0}),
+        (HydraTraining, {"num_heads": 4, "num_layers": 4, "lm_heads": True}),
+        (ParallelEagleTraining, {"num_masks": 4, "num_layers": 1}),
     ],
 )
 def test_the_defaults_are_the_published_ones(kind, published):

@@ -4,12 +4,11 @@ import itertools
 import json
 from collections.abc import Iterator
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.training.data import DataOptions, batches, from_function, slot_mask, teaches
+from specjax.training.data import DataOptions, batches, teaches
 from specjax.training.examples import Example
 
 PADDED = DataOptions(batch_size=4, longest=40, buckets=(8, 16, 40))
@@ -93,22 +92,14 @@ def test_a_seed_and_a_position_decide_all_further_batches(options):
     for _ in range(45):
         positions.append(json.dumps(iterator.get_state()))  # only JSON crosses processes
         whole.append(next(iterator))
+    shapes = {(options.batch_size, length) for length in options.lengths()}
+    assert {batch["tokens"].shape for batch in whole} == shapes
     for count in (0, 8, 33):
         fresh = batches(EXAMPLES, options, SEED)
         for each in (fresh, iterator):  # forth and back
             each.set_state(json.loads(positions[count]))
             assert all(map(equal, whole[count:], take(each, 45 - count)))
     assert not all(map(equal, whole, take(batches(EXAMPLES, options, SEED + 1), 20)))
-
-
-def test_a_pure_function_becomes_an_iterator_with_a_position():
-    iterator = from_function(lambda number: (np.full(2, number), None))
-    assert [int(batch[0][0]) for batch in take(iterator, 3)] == [0, 1, 2]
-    state = json.loads(json.dumps(iterator.get_state()))
-    fresh = from_function(lambda number: (number, None))
-    fresh.set_state(state)
-    assert take(fresh, 2) == [(3, None), (4, None)]
-    assert next(from_function(lambda number: None)) is None
 
 
 def test_texts_that_teach_nothing_are_skipped_and_counted(capsys):
@@ -123,27 +114,12 @@ def test_texts_that_teach_nothing_are_skipped_and_counted(capsys):
         "specjax: Skipped 3 of 5 examples: truncation at --longest left no assistant text.\n"
     )
     assert sorted(batch["segments"].sum(axis=1)) == [0, 0, 3, 4]
-    with pytest.raises(SpecjaxError, match="none of 3 examples has assistant text within 40"):
-        batches(useless, PADDED)
+    for none in (useless, []):
+        message = f"none of {len(none)} examples has assistant text within 40"
+        with pytest.raises(SpecjaxError, match=message):
+            batches(none, PADDED)
 
 
-def test_a_text_that_is_too_long_and_no_text_at_all_are_rejected():
+def test_a_text_that_is_too_long_is_rejected():
     with pytest.raises(SpecjaxError, match="an example has 40 tokens, but batches hold 39"):
         batches([Example(np.zeros(40, np.int32), np.ones(40, bool))], DataOptions(longest=39))
-    with pytest.raises(SpecjaxError, match="none of 0 examples"):
-        batches([], PADDED)
-
-
-@MODES
-@pytest.mark.parametrize("ahead", [2, 50])
-def test_slots_count_as_in_each_text_alone(options, ahead):
-    for batch in take(batches(EXAMPLES, options, SEED), 12):
-        [shape] = {values.shape for values in batch.values()}
-        assert shape in {(options.batch_size, length) for length in options.lengths()}
-        counts = slot_mask(jnp.asarray(batch["is_answer"]), jnp.asarray(batch["segments"]), ahead)
-        alone = sum(int(EXAMPLES[number].is_answer[ahead:].sum()) for number in texts_in(batch))
-        assert int(counts.sum()) == alone
-        rows, slots = np.nonzero(np.asarray(counts))
-        assert batch["is_answer"][rows, slots + ahead].all()
-        wanted = batch["tokens"][rows, slots + ahead]
-        assert np.array_equal(wanted, batch["tokens"][rows, slots] + ahead)

@@ -1,6 +1,5 @@
-"""Hydra's heads and their prefix layer against the formulas, and what they say before training."""
+"""Heads of Medusa and Hydra against the formulas, and what they say before any training."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,28 +11,52 @@ from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
+from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.target import causal_rows
-from tests.decoding.heads import hydra_logits
+from tests.decoding.heads import hydra_logits, medusa_logits
 from tests.decoding.tiny import target
-from tests.models.heads import drawn
-from tests.models.test_transformer import literal_layer, literal_norm
+from tests.models.heads import drawn, literal_layer, literal_norm
 
 MODEL, TARGET_PARAMS = target()
 TABLE = TARGET_PARAMS["lm_head"]["weight"]
 NUMBERS = np.random.default_rng(3)
 FEATURES = jnp.asarray(NUMBERS.normal(size=(2, 3, 32)), jnp.float32)
 EMBEDDED = jnp.asarray(NUMBERS.normal(size=(2, 3, 4, 32)), jnp.float32)
+HYDRA = partial(HydraConfig.for_target, MODEL.config)
 
 
 def weights_of(params) -> HeadWeights:
     return HeadWeights(params, MODEL, TARGET_PARAMS)
 
 
+# ---- The formulas --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("has_lm_heads", [True, False])
-def test_heads_compute_what_the_formula_says(has_lm_heads):
-    module = HydraHeads(HydraConfig.for_target(MODEL.config, False, 4, 3, has_lm_heads))
+def test_heads_of_medusa_compute_what_the_formula_says(has_lm_heads):
+    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, 4, 2, has_lm_heads))
     params = drawn(module)
-    assert ("lm_heads_0" in params) == has_lm_heads and module.config.num_layers == 3
+    assert ("lm_heads_0" in params) == has_lm_heads
+
+    @jax.jit
+    def all_logits(params):
+        weights = weights_of(params)
+        fewer = module.logits(weights, FEATURES, num_depths=2)
+        return module.logits(weights, FEATURES), fewer, module.logits_at(weights, FEATURES, 3)
+
+    logits, fewer, third = all_logits(params)
+    for row in np.ndindex(2, 3):
+        expected = medusa_logits(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
+        np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(fewer, logits[:, :, :2])
+    np.testing.assert_array_equal(third, logits[:, :, 2])
+
+
+@pytest.mark.parametrize("has_lm_heads", [True, False])
+def test_heads_of_hydra_compute_what_the_formula_says(has_lm_heads):
+    module = HydraHeads(HYDRA(False, 4, 3, has_lm_heads))
+    params = drawn(module)
+    assert ("lm_heads_0" in params) == has_lm_heads
 
     @jax.jit
     def logits_of(params, features, embedded):
@@ -41,7 +64,6 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
         return [module.logits_at(weights, n, features, embedded[:, :, :n]) for n in depths]
 
     for depth, logits in enumerate(logits_of(params, FEATURES, EMBEDDED), 1):
-        assert logits.shape == (2, 3, 40)
         for row in np.ndindex(2, 3):
             feature, tokens = FEATURES[row], EMBEDDED[row][:depth]
             expected = hydra_logits(module, params, feature, tokens, np.asarray(TABLE))
@@ -49,7 +71,7 @@ def test_heads_compute_what_the_formula_says(has_lm_heads):
 
 
 def test_the_prefix_layer_computes_what_the_formula_says():
-    module = HydraHeads(HydraConfig.for_target(MODEL.config, True, 1, 1))
+    module = HydraHeads(HYDRA(True, 1, 1))
     params, rows = drawn(module), causal_rows(jnp.zeros((2, 3), int), jnp.zeros(2, int))
     cache = KVCache.create(module.config.layers, 2, 5)
     run = jax.jit(lambda params: module.run(weights_of(params), rows, FEATURES, cache))
@@ -62,21 +84,30 @@ def test_the_prefix_layer_computes_what_the_formula_says():
     np.testing.assert_array_equal(cache.positions[:, :3], rows.positions)
 
 
-def test_without_a_prefix_layer_features_are_what_heads_read():
-    module = HydraHeads(HydraConfig.for_target(MODEL.config))
-    rows = causal_rows(jnp.zeros((2, 3), int), jnp.zeros(2, int))
-    empty = KVCache.create(module.config.layers, 2, 9)
-    found, cache = module.run(weights_of({}), rows, FEATURES, empty)
-    assert found is FEATURES and cache is empty and cache.keys == ()
+# ---- Before training -----------------------------------------------------------------------------
 
 
-def test_heads_begin_with_what_the_target_says_of_its_next_token():
-    """And with little of the embeddings; a gradient reaches everything."""
-    module = HydraHeads(HydraConfig.for_target(MODEL.config, num_heads=2, num_layers=2))
+def test_heads_of_medusa_begin_with_what_the_target_says_of_its_next_token():
+    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, num_heads=2))
     params = module.initialise(jax.random.key(0), lm_head=TABLE)
     assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
-    np.testing.assert_array_equal(params["lm_heads_0"]["weight"], TABLE)
-    np.testing.assert_array_equal(params["lm_heads_1"]["bias"], np.zeros(40))
+
+    logits = module.logits(weights_of(params), FEATURES)
+    expected = MODEL.logits(TARGET_PARAMS, FEATURES)[:, :, None]
+    np.testing.assert_array_equal(logits, np.broadcast_to(expected, logits.shape))
+
+    def loss(params):
+        return jnp.sum(module.logits(weights_of(params), FEATURES) ** 2)
+
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
+        assert np.abs(leaf).max() > 0  # training must not get stuck at zeros
+
+
+def test_heads_of_hydra_begin_with_what_the_target_says_of_its_next_token():
+    """And with little of the embeddings; a gradient reaches everything."""
+    module = HydraHeads(HYDRA(num_heads=2, num_layers=2))
+    params = module.initialise(jax.random.key(0), lm_head=TABLE)
+    assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
 
     @partial(jax.jit, static_argnums=2)
     @partial(jax.grad, has_aux=True)
@@ -97,31 +128,24 @@ def test_heads_begin_with_what_the_target_says_of_its_next_token():
             assert all((np.abs(leaf).max() > 0) == is_used for leaf in jax.tree.leaves(leaves))
 
 
-def test_random_params_have_the_dtype_asked_for():
-    module = HydraHeads(HydraConfig.for_target(MODEL.config, has_prefix=True, num_heads=2))
+@pytest.mark.parametrize(
+    "module", [MedusaHeads(MedusaConfig(32, 40, num_heads=2)), HydraHeads(HYDRA(True, 2))]
+)
+def test_random_params_have_the_dtype_asked_for_and_logits_are_float32(module):
     params = jax.jit(lambda key: module.initialise(key, jnp.bfloat16))(jax.random.key(0))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
-    given = FEATURES.astype(jnp.bfloat16), EMBEDDED[:, :, :2].astype(jnp.bfloat16)
-    logits = jax.eval_shape(lambda params: module.logits_at(weights_of(params), 2, *given), params)
+    features, embedded = (each.astype(jnp.bfloat16) for each in (FEATURES, EMBEDDED[:, :, :2]))
+    given = (features, 2) if isinstance(module, MedusaHeads) else (2, features, embedded)
+    logits = jax.eval_shape(lambda params: module.logits_at(weights_of(params), *given), params)
     assert logits.dtype == jnp.float32
 
 
-def test_a_prefix_layer_is_shaped_like_the_targets_and_sees_all_of_the_text():
-    kinds = ("sliding_attention", "full_attention")
-    windowed = replace(MODEL.config, sliding_window=4, layer_types=kinds)
-    plain, prefix = (HydraConfig.for_target(windowed, has_prefix) for has_prefix in (False, True))
-    assert prefix.layers == replace(MODEL.config, num_hidden_layers=1)
-    assert plain.layers == replace(MODEL.config, num_hidden_layers=0)
-    assert prefix.has_prefix and not plain.has_prefix
-    assert (plain.num_heads, plain.num_layers, plain.has_lm_heads) == (4, 4, True)
-    assert (plain.hidden_size, plain.vocab_size) == (32, 40)
-
-
-@pytest.mark.parametrize("changes", [{"num_heads": 0}, {"num_layers": 0}])
-def test_there_must_be_heads_and_blocks_and_one_prefix_layer_at_most(changes):
-    with pytest.raises(SpecjaxError, match=f"`{next(iter(changes))}` must be at least 1"):
-        HydraConfig.for_target(MODEL.config, **changes)
+@pytest.mark.parametrize("kind", [HYDRA, partial(MedusaConfig.for_target, MODEL.config)])
+@pytest.mark.parametrize("name", ["num_heads", "num_layers"])
+def test_there_must_be_heads_and_blocks_and_one_prefix_layer_at_most(kind, name):
+    with pytest.raises(SpecjaxError, match=f"`{name}` must be at least 1"):
+        kind(**{name: 0})
     with pytest.raises(SpecjaxError, match="a Hydra head with 2 prefix layers is not supported"):
         HydraConfig(MODEL.config)
