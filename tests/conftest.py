@@ -39,6 +39,22 @@ sys.dont_write_bytecode = False
 os.environ["XDG_CACHE_HOME"] = str(CACHE.parent / "user")  # what the user has tuned plays no part
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    """The folder of a tiny random target with a real tokenizer."""
+    from tests.cli.target import write_target  # imports jax, which is configured above
+
+    write_target(folder := tmp_path_factory.mktemp("targets") / "tiny")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny)
+
+
 def pytest_collection_finish():
     """Leaves modules out of garbage collection, which tracing makes run often."""
     gc.collect()

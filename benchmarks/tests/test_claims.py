@@ -272,15 +272,6 @@ def test_missing_evidence_names_the_command_that_measures_it(folder):
         assert command in line.ours
 
 
-def test_every_claim_is_decided_or_says_what_would_measure_it(folder):
-    found = read_evidence(folder)
-    for claim in (claim for claims in PAPERS.values() for claim in claims):
-        line = examine(claim, found)
-        assert claim.text and claim.published and line.ours
-        if isinstance(claim.check, str):
-            assert line.verdict == Verdict.NOT_MEASURED
-
-
 def test_the_report_has_a_table_per_paper_whose_rows_are_equally_long(folder, tmp_path, capsys):
     out = tmp_path / "claims.md"
     run(ClaimsOptions(folder, str(out)))
@@ -288,7 +279,8 @@ def test_the_report_has_a_table_per_paper_whose_rows_are_equally_long(folder, tm
     assert text in capsys.readouterr().out
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == sum(map(len, PAPERS.values())) + 2 * len(PAPERS)
-    assert {line.replace("\\|", "").count("|") for line in rows} == {len(HEADER) + 1}
+    cells = [line.replace("\\|", "").split("|")[1:-1] for line in rows]
+    assert all(len(row) == len(HEADER) and all(map(str.strip, row)) for row in cells)
     assert text.count("\n## ") == len(PAPERS)
     assert "quartiles" in text and "target pocket" in text
 

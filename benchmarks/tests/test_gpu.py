@@ -77,56 +77,39 @@ def test_a_script_sets_the_accepted_length_and_not_the_text(inner, params, asked
     assert found.stats.mean_accepted_length == pytest.approx(asked)
 
 
-def rows_of(folder: Path) -> list[dict]:
-    return json.loads((folder / "gpu.json").read_text())["rows"]
-
-
 @pytest.mark.slow
 def test_a_report_has_all_its_files_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(widths, "DEFAULT_WIDTHS", ())  # one width of a pass compiles faster
     some = GpuOptions(tmp_path, methods=("pld", "pld-plus"), parts=("bandwidth", "rounds"), **SMALL)
     monkeypatch.setattr(gpu_measure, "NUM_BYTES", {"cpu": 2**12})
     monkeypatch.setattr(gpu_measure, "MANY_BYTES", 2**12)
-    report(replace(some, minutes=0.0))
-    assert rows_of(tmp_path) == []
-    told = (tmp_path / "gpu.md").read_text()
+
+    def reported(options):
+        report(options)
+        rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+        return {row["method"]: row for row in rows}, (tmp_path / "gpu.md").read_text()
+
+    named, told = reported(replace(some, minutes=0.0))
+    assert named == {}
     assert "- rounds, tiny, context 24, batch 1: pld-plus" in told and "- bandwidth: copy" in told
 
-    _fail_at(monkeypatch, "pld-plus", RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"))
-    report(replace(some, minutes=9.0))
-    named = {row["method"]: row for row in rows_of(tmp_path)}
+    def out_of_memory(base):
+        raise RuntimeError("RESOURCE_EXHAUSTED: 9 bytes")
+
+    failing = PAPER_METHODS["pld-plus"]._replace(make=out_of_memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu_measure, "PAPER_METHODS", {**PAPER_METHODS, "pld-plus": failing})
+        named, told = reported(replace(some, minutes=9.0))
     assert set(named) == {"copy", "read", "pld-plus", "pld"}
     assert named["pld-plus"]["failed"] == "out of memory"
     assert named["pld"]["matches_plain"] and named["pld"]["rows"] == 11
     assert named["pld"]["accepted_length"] == pytest.approx(11 / 6)  # 6 whole rounds
-    assert (
-        "rounds, tiny, context 24, batch 1: pld-plus: out of memory"
-        in (tmp_path / "gpu.md").read_text()
-    )
+    assert "rounds, tiny, context 24, batch 1: pld-plus: out of memory" in told
 
-    monkeypatch.setattr(gpu_measure, "PAPER_METHODS", PAPER_METHODS)
-    before = named["pld"]
-    report(some)
-    named = {row["method"]: row for row in rows_of(tmp_path)}
-    assert named["pld"] == before and named["pld-plus"]["speed_over_plain"] > 0
-    told = (tmp_path / "gpu.md").read_text()
-    assert (
-        "| pld-plus, tiny, context 24, batch 1 |   71 |            3." in told
-        and "Not measured" not in told
-    )
-    assert "TOKENS DIFFER" not in told
-
-
-def _fail_at(monkeypatch, method: str, error: Exception) -> None:
-    """Makes the device fail where `method` would be built."""
-
-    def make(base):
-        raise error
-
-    known = gpu_measure.PAPER_METHODS
-    monkeypatch.setattr(
-        gpu_measure, "PAPER_METHODS", {**known, method: known[method]._replace(make=make)}
-    )
+    again, told = reported(some)
+    assert again["pld"] == named["pld"] and again["pld-plus"]["speed_over_plain"] > 0
+    assert "| pld-plus, tiny, context 24, batch 1 |   71 |            3." in told
+    assert "Not measured" not in told and "TOKENS DIFFER" not in told
 
 
 def test_what_fails_is_told_and_ends_in_an_error(tmp_path, monkeypatch, capsys):

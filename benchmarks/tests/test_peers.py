@@ -20,11 +20,9 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget
-from specjax.models.config import TransformerConfig
-from specjax.models.transformer import Transformer
+from tests.loading.tiny import tiny
 
-CONFIG = TransformerConfig(96, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
+SHAPE = {"vocab_size": 96, "layers": 1}
 NUM_TOKENS = 24
 NAMES = {
     "transformers": ["transformers", "transformers pld", "transformers assisted"],
@@ -34,13 +32,6 @@ NUMBERS = np.random.default_rng(0)
 # The second repeats itself.
 ROWS = [tuple(NUMBERS.integers(2, 96, 9).tolist()), (5, 61, 60, 50, 27, 27) * 4, (7, 8) * 20]
 EOS = 83  # the first text ends with it
-
-
-def tiny(seed):
-    """A random model whose weights are large enough for its context to matter."""
-    params = Transformer(CONFIG).initialise(jax.random.key(seed))
-    params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
-    return LoadedTarget(Transformer(CONFIG), params, None, CONFIG, "tiny")
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -56,7 +47,7 @@ def library(request):
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny(0)
+    return tiny(**SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +77,7 @@ def made(library, target, draft=None):
 @pytest.fixture(scope="module")
 def contestants(library, target):
     """The last drafts with another model."""
-    return made(library, target, tiny(1))
+    return made(library, target, tiny(**SHAPE, seed=1))
 
 
 def generate(contestant, *rows):
@@ -142,7 +133,7 @@ def test_batches_are_ragged_or_of_one_row(library, contestants, ours):
 
 
 def test_texts_end_with_eos(library, target, ours):
-    ending = replace(target, config=replace(CONFIG, eos_token_id=(EOS, 0)))
+    ending = replace(target, config=replace(target.config, eos_token_id=(EOS, 0)))
     expected = [tuple(until_eos(tokens, (EOS, 0))) for tokens, _ in ours]
     assert expected[0][-1] == EOS
     assert len(expected[0]) < NUM_TOKENS == max(map(len, expected))
@@ -178,9 +169,8 @@ def test_pocket_generates_the_same(library):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_llama_cpp_has_the_dtype_of_the_target(dtype):
+def test_llama_cpp_has_the_dtype_of_the_target(target, dtype):
     llama_cpp = pytest.importorskip("llama_cpp")
-    target = tiny(0)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), target.params)
     plain, lookup = made("llama.cpp", replace(target, params=params))
     computes = "float32" if dtype == "float32" else f"{dtype} (float32)"
@@ -193,7 +183,7 @@ def test_llama_cpp_has_the_dtype_of_the_target(dtype):
 
 def test_llama_cpp_also_runs_a_file_as_it_is_and_in_8_bits(target, ours, tmp_path):
     pytest.importorskip("llama_cpp")
-    save_gguf(tmp_path / "m.gguf", CONFIG, target.params, "float32")
+    save_gguf(tmp_path / "m.gguf", target.config, target.params, "float32")
     *_, stored, quantised = made("llama.cpp", replace(target, name=str(tmp_path / "m.gguf")))
     assert [each.name for each in (stored, quantised)] == ["llama.cpp stored", "llama.cpp Q8_0"]
     assert generate(stored, ROWS[0])[0].tokens == ours[0][0]
@@ -218,7 +208,7 @@ def test_packages_and_batches_are_checked_first(monkeypatch):
 def test_llama_cpp_rejects_what_it_cannot_run(target):
     PEERS["llama.cpp"].check(target)
     with pytest.raises(SpecjaxError, match="cannot run tiny: only Llama models"):
-        PEERS["llama.cpp"].check(replace(target, config=replace(CONFIG, model_type="qwen2")))
+        PEERS["llama.cpp"].check(replace(target, config=replace(target.config, model_type="qwen2")))
 
 
 def test_rounds_are_replayed_from_their_drafts():

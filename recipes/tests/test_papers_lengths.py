@@ -5,9 +5,8 @@ import pytest
 from recipes.papers.lengths import LENGTHS, MAX_LENGTHS, THRESHOLDS, tune_length
 from specjax.bench.results import Point
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.loading.targets import LoadedTarget
 from specjax.tuning.runs import Workload
-from tests.decoding.tiny import target
+from tests.loading.tiny import tiny
 
 FASTEST = (3, 0.3, 10)
 
@@ -22,11 +21,10 @@ def tuned(monkeypatch):
         return [Point(value, 1.0, 1.0 + (value in FASTEST)) for value in candidates]
 
     def tune(rule):
-        model, params = target()
-        workload = Workload(LoadedTarget(model, params, None, model.config, "tiny"), [], 16)
-        drafter = DraftModel(model, rule)
-        rule_params = {"draft": params, "rule": "classifier"}
-        return tune_length(workload, drafter, rule_params, lambda *points: None), seen
+        target = tiny()
+        rule_params = {"draft": target.params, "rule": "classifier"}
+        inputs = Workload(target, [], 16), DraftModel(target.model, rule), rule_params
+        return tune_length(*inputs, lambda *points: None), seen
 
     monkeypatch.setattr(Workload, "sweep", sweep)
     return tune

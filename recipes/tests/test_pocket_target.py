@@ -20,20 +20,6 @@ TINY = Recipe(
 )
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Replaces the recipe by a few lines of text, and its evaluation by a note that it ran."""
-    monkeypatch.setitem(recipe.RECIPES, "draft", TINY)
-    monkeypatch.setattr(tokenizer, "tokenizer_texts", lambda: TEXTS)
-    monkeypatch.setattr(corpus, "pieces", lambda held_out: tuple(TEXTS))
-    monkeypatch.setattr(recipe, "evaluate", lambda *given: {"evaluated": True})
-
-
-def run(monkeypatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["target", *arguments])
-    return recipe.main()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -46,14 +32,19 @@ def test_a_bad_command_is_one_line_and_exit_code_2(
     monkeypatch, tmp_path, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, *arguments) == 2
+    monkeypatch.setattr("sys.argv", ["target", *arguments])
+    assert recipe.main() == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("specjax: ") and message in captured.err
     assert captured.err.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_a_run_saves_and_evaluates_each_at_its_own_pace(quick, tmp_path):
+def test_a_run_saves_and_evaluates_each_at_its_own_pace(tmp_path, monkeypatch):
+    monkeypatch.setitem(recipe.RECIPES, "draft", TINY)
+    monkeypatch.setattr(tokenizer, "tokenizer_texts", lambda: TEXTS)
+    monkeypatch.setattr(corpus, "pieces", lambda held_out: tuple(TEXTS))
+    monkeypatch.setattr(recipe, "evaluate", lambda *given: {"evaluated": True})
     recipe.build(Options(tmp_path / "run", "draft", save_every=3, evaluate_every=2))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]

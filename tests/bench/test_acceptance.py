@@ -11,7 +11,7 @@ from specjax.decoding.generate import stream
 from specjax.decoding.prompt import BUCKET, from_ids
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import LoadedTarget
-from tests.decoding.tiny import target
+from tests.loading.tiny import tiny
 
 DRAFTER = PromptLookup(num_tokens=4)
 SAMPLING = Sampling(temperature=0.7)
@@ -20,9 +20,8 @@ VOCABULARY = 8  # small, so that lookup is sometimes right
 
 
 @pytest.fixture(scope="module")
-def tiny() -> LoadedTarget:
-    model, params = target(vocab_size=VOCABULARY)
-    return LoadedTarget(model, params, None, model.config, "tiny")
+def target() -> LoadedTarget:
+    return tiny(vocab_size=VOCABULARY)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -32,19 +31,19 @@ def prompts(count: int) -> list[list[int]]:
     return [piece[: 15 - number] for number, piece in enumerate(pieces)]
 
 
-def committed(tiny: LoadedTarget, prompt: list[int], row: int, seed: int):
+def committed(target: LoadedTarget, prompt: list[int], row: int, seed: int):
     """Counts the tokens that each round adds to this prompt, as sequence `row` of its batch."""
     rows = from_ids([prompt] * BATCH, BUCKET)  # of one shape with what is tested
     lengths = [0]
     for generation in stream(
-        Params(tiny.params),
+        Params(target.params),
         rows,
         jax.random.key(seed),
-        target=tiny.model,
+        target=target.model,
         drafter=DRAFTER,
         sampling=SAMPLING,
         max_new_tokens=NEW,
-        eos=tiny.eos,
+        eos=target.eos,
         rounds_per_call=1,
     ):
         lengths.append(int(generation.length[row]))
@@ -61,11 +60,11 @@ def literal_rates(rounds: list[int]) -> list[float]:
     return rates
 
 
-def test_counts_are_those_of_all_rounds(tiny):
+def test_counts_are_those_of_all_rounds(target):
     """The prompts are fewer than a batch holds; the sequences that fill it do not count."""
     batch = sorted(prompts(3), key=len)
-    rounds = [n for row, prompt in enumerate(batch) for n in committed(tiny, prompt, row, 5)]
-    measured = acceptance(tiny, DRAFTER, None, batch, SAMPLING, max_new_tokens=NEW, seed=5)
+    rounds = [n for row, prompt in enumerate(batch) for n in committed(target, prompt, row, 5)]
+    measured = acceptance(target, DRAFTER, None, batch, SAMPLING, max_new_tokens=NEW, seed=5)
     assert measured.counts == tuple(np.bincount(rounds, minlength=DRAFTER.max_depth + 2).tolist())
     assert sum(number * count for number, count in enumerate(measured.counts)) == 3 * NEW
     assert measured.accepted_length == pytest.approx(3 * NEW / len(rounds), abs=1e-12)
@@ -73,28 +72,20 @@ def test_counts_are_those_of_all_rounds(tiny):
     assert measured.rates == pytest.approx(literal_rates(rounds), abs=1e-12)
 
 
-def test_prompts_beyond_one_batch_count_as_well(tiny):
+def test_prompts_beyond_one_batch_count_as_well(target):
     batch = sorted(prompts(BATCH + 2), key=len)
 
     def counts(part, seed):
-        return acceptance(tiny, DRAFTER, None, part, SAMPLING, NEW, seed).counts
+        return acceptance(target, DRAFTER, None, part, SAMPLING, NEW, seed).counts
 
     first, second = counts(batch[:BATCH], 0), counts(batch[BATCH:], BATCH)
     assert counts(batch, 0) == tuple(np.add(first, second).tolist())
 
 
-@pytest.mark.parametrize(
-    "counts, length, rates",
-    [
-        ((0, 10, 0, 0), 1.0, [0.0]),  # nothing accepted: no deeper depth was tried
-        ((0, 0, 0, 4), 3.0, [1.0, 1.0]),
-        ((0, 2, 1, 1), 1.75, [0.5, 0.5]),
-        ((0, 0, 0, 0), 0.0, []),
-    ],
-)
-def test_rates_of_known_counts(counts, length, rates):
-    assert Acceptance(counts).accepted_length == length
-    assert Acceptance(counts).rates == rates
+def test_a_depth_that_was_never_tried_has_no_rate():
+    assert Acceptance((0, 10, 0, 0)).rates == [0.0]
+    nothing = Acceptance((0, 0, 0, 0))
+    assert (nothing.accepted_length, nothing.rates) == (0.0, [])
 
 
 def test_the_advice_names_the_causes():

@@ -12,12 +12,8 @@ from specjax.bench.report.terminal import show, table
 from specjax.bench.summary import ALL, TextMatch, exactly, summarise
 from specjax.bench.ties import NearTies
 from specjax.decoding.sampling import Sampling
-from specjax.loading.targets import LoadedTarget
-from specjax.models.config import TransformerConfig
-from specjax.models.transformer import Transformer
 from specjax.run.tasks import TaskPrompt
-
-CONFIG = TransformerConfig(320, 32, 48, 1, 4, 2, 8, max_position_embeddings=512)
+from tests.loading.tiny import tiny
 
 
 def sample(method, number, repeat, text, seconds, kind="edits", dtype="float32"):
@@ -177,8 +173,8 @@ def test_other_draws_are_not_compared_and_lossy_ones_are_told(
         sample("pld", 0, 0, GeneratedText((3, 4, 6), 2), (0.0, 1.0)),
     ]
     sampling = Sampling(0.8, verification=verification)
-    compare = NearTies(LoadedTarget(Transformer(CONFIG), {}, None, CONFIG, "tiny"), sampling, 0)
-    rows = summarise(samples, {"plain": Program(), "pld": Program()}, compare)
+    programs = {"plain": Program(), "pld": Program()}
+    rows = summarise(samples, programs, NearTies(tiny(), sampling, 0))
     assert [row.identical for row in rows] == [True, None]
     show(rows, 1, 1e9, sampling)
     printed = capsys.readouterr().out

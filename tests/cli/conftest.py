@@ -4,22 +4,8 @@ from pathlib import Path
 import pytest
 
 from specjax.cli import main
-from tests.cli.target import SHORT, write_target
+from tests.cli.target import SHORT
 from tests.cli.training import write_chats
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("targets") / "tiny"
-    write_target(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_tokenizer(tiny):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny)
 
 
 @pytest.fixture(scope="session")

@@ -20,16 +20,13 @@ from specjax.data.conversations import USER, Conversation, Turn
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
-from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import load_head, read_about
 from specjax.training import loop
 from specjax.training.data import DataOptions
 from specjax.training.examples import Example
-from specjax.training.heads import new_params
 from specjax.training.objectives.eagle import EagleTraining
-from specjax.training.objectives.medusa import MedusaTraining
 from tests.cli.target import CONFIG
 from tests.cli.training import SHORT, contents
 
@@ -166,9 +163,14 @@ def test_a_killed_run_ends_with_the_same_head(eagle_run, train, tmp_path):
 def test_other_heads_and_other_biases_are_no_start(eagle_run, train, tmp_path, error_line):
     head = shutil.copytree(eagle_run / "head", tmp_path / "head")
     config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 99}))
-    assert train("eagle", tmp_path / "run", *SHORT, "--start", str(head)) == 2
-    assert "EAGLE-3" in error_line()
+    for changes, message in (
+        ({"draft_vocab_size": 99}, "EAGLE-3"),
+        ({"hidden_size": 64}, "target of hidden_size 64, but this one has 32"),
+        ({"specjax": {"target": "another"}}, "was trained for target another"),
+    ):
+        (head / "config.json").write_text(json.dumps(config | changes))
+        assert train("eagle", tmp_path / "run", *SHORT, "--start", str(head)) == 2
+        assert message in error_line()
     with_bias = ("--start", str(eagle_run), "--fc-bias")
     assert train("eagle", tmp_path / "run", *SHORT, *with_bias) == 2
     assert "fc_bias False, but the options request True; set --fc-bias" in error_line()
@@ -214,10 +216,3 @@ def test_every_method_with_a_head_can_be_trained():
     assert {METHODS[name].head.kind for name in trainings} == {
         format.kind for format in METHODS.head_formats
     }
-
-
-def test_new_lm_heads_begin_as_the_targets(tiny):
-    target = load(tiny, packed=False)
-    head = MedusaTraining(num_heads=2).new_head(CONFIG)
-    weights = new_params(head, FrozenModel.of(target), 0, {})["lm_heads_1"]["weight"]
-    np.testing.assert_array_equal(weights, target.params["lm_head"]["weight"])

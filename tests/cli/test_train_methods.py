@@ -60,22 +60,16 @@ def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path):
     assert weights and all(before[name] == after[name] for name in weights)
 
 
-def test_eagles_parallel_head_starts_from_an_eagle_head(train, runs, tmp_path, capsys):
+def test_eagles_parallel_head_starts_from_an_eagle_head(train, tmp_path):
     eagle = tmp_path / "eagle"
     assert train("eagle", eagle, *TWO_STEPS) == 0
     arguments = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
     assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *arguments) == 0
     _, before = load_head(eagle / "head", EAGLE, CONFIG, jnp.float32)
     _, after = load_head(tmp_path / "parallel" / "head", PARALLEL, CONFIG, jnp.float32)
-    for name in before:
-        assert jax.tree.all(
-            jax.tree.map(partial(jnp.allclose, atol=1e-7), before[name], after[name])
-        )
+    kept = {name: after[name] for name in before}
+    assert jax.tree.all(jax.tree.map(partial(jnp.allclose, atol=1e-7), before, kept))
     assert after.keys() - before.keys() == {"mask_embeddings", "mask_hidden"}
-    capsys.readouterr()
-    arguments = ("--num-masks", "3", "--start", str(runs["parallel-eagle"]))
-    assert train("parallel-eagle", tmp_path / "other", *TWO_STEPS, *arguments) == 2
-    assert "has num_masks 2, but the options request 3; set --num-masks" in capsys.readouterr().err
 
 
 def test_a_quantised_target_trains_heads_by_top_k_loss_on_its_answers(

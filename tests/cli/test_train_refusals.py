@@ -2,21 +2,13 @@
 
 import shutil
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from specjax.core import memory
 from specjax.core.folder import RunFolder
-from specjax.models.config import TransformerConfig
-from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io import huggingface
-from specjax.models.io.formats.eagle import EAGLE
-from specjax.models.io.head_files import save_head
-from tests.cli.target import CONFIG
 from tests.cli.training import SHORT
-
-ANSWERS_LATER = '{"messages": [{"role": "user", "content": "value"}]}\n'
 
 
 @pytest.mark.parametrize(
@@ -39,14 +31,13 @@ def test_a_bad_request_is_rejected_and_leaves_nothing(train, tmp_path, error_lin
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", ANSWERS_LATER * 3, "{broken\n" * 5])
-def test_data_without_anything_to_learn_is_rejected(train, tmp_path, capsys, content):
+def test_data_without_anything_to_learn_is_rejected(train, tmp_path, capsys):
     file = tmp_path / "data.jsonl"
-    file.write_text(content)
+    file.write_text('{"messages": [{"role": "user", "content": "value"}]}\n' * 3)
     assert train("eagle", tmp_path / "run", "--data", str(file)) == 2
     *skipped, last = capsys.readouterr().err.splitlines()
     assert "holds no conversation" in last
-    assert len(skipped) == min(3, content.count("\n"))
+    assert len(skipped) == 3
     assert not (tmp_path / "run").exists()
 
 
@@ -77,22 +68,4 @@ def test_dtype_and_memory_are_checked_before_training_starts(
     assert train("eagle", tmp_path / "run", *SHORT, "--dtype", "float32") == 2
     assert "the training needs at least 0.00" in (line := error_line())
     assert "lower --batch-size" in line
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"hidden_size": 64}, "target of hidden_size 64, but this one has 32"),
-        ({}, "was trained for target another"),
-    ],
-)
-def test_a_head_of_another_target_cannot_be_the_start(train, tmp_path, error_line, change, message):
-    config = TransformerConfig(**{**vars(CONFIG), **change})
-    head = EagleHead(EagleConfig.for_target(config))
-    params = head.initialise(jax.random.key(0))
-    about = None if change else {"target": "another"}
-    save_head(tmp_path / "head", EAGLE, head, params, jnp.float32, target=config, about=about)
-    assert train("eagle", tmp_path / "run", *SHORT, "--start", str(tmp_path / "head")) == 2
-    assert message in error_line()
     assert not (tmp_path / "run").exists()

@@ -22,27 +22,17 @@ class Hub:
     cuts: list[int] = field(default_factory=list)  # bytes after which a large answer breaks off
     requests: list[tuple[str, str]] = field(default_factory=list)  # paths, and ranges of bytes
 
-    def commit(self, name: str, revision: str) -> str | None:
-        """Returns the hash of a revision, which may be one already."""
-        revisions = self.repositories[name]
-        hashes = {key: sha1(f"{name}@{key}".encode()).hexdigest() for key in revisions}
-        by_hash = {value: value for value in hashes.values()}
-        return (hashes | by_hash).get(revision)
-
-    def files(self, name: str, commit: str) -> dict[str, bytes]:
-        return next(
-            files
-            for revision, files in self.repositories[name].items()
-            if self.commit(name, revision) == commit
-        )
+    def found(self, name: str, wanted: str) -> tuple[str, dict[str, bytes]] | None:
+        """Returns the hash and the files of a revision, which may be a hash already."""
+        for revision, files in self.repositories[name].items():
+            commit = sha1(f"{name}@{revision}".encode()).hexdigest()
+            if wanted in (revision, commit):
+                return commit, files
+        return None
 
     def blob(self, digest: str) -> bytes:
-        contents = (
-            content
-            for revisions in self.repositories.values()
-            for files in revisions.values()
-            for content in files.values()
-        )
+        versions = (each for name in self.repositories.values() for each in name.values())
+        contents = (content for files in versions for content in files.values())
         return next(each for each in contents if sha256(each).hexdigest() == digest)
 
 
@@ -73,9 +63,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(401, b"", {"X-Error-Code": "RepoNotFound"})
         if name in hub.gated:
             return self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
-        if (commit := hub.commit(name, revision)) is None:
+        if (found := hub.found(name, revision)) is None:
             return self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        files = hub.files(name, commit)
+        commit, files = found
         if kind == "revision":
             listed = [{"rfilename": file} for file in files]
             return self.send_json({"id": name, "modelId": name, "sha": commit, "siblings": listed})

@@ -1,6 +1,5 @@
 """Drafters with a head come from the head's folder, `auto` from what was tuned."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.loading.drafters import load_drafter
 from specjax.loading.method import ASSUMED_BREAK_EVEN
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import Tuned, auto_choice, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.models.heads import HeadWeights
@@ -30,18 +28,11 @@ from specjax.models.io.head_files import save_head
 from specjax.models.native import cheap_rows, is_available, pack_params
 from specjax.models.quantize import is_stored
 from tests.decoding.heads import TREE, eagle_head
-from tests.decoding.tiny import target
-
-
-@cache
-def tiny() -> LoadedTarget:
-    model, params = target()
-    return LoadedTarget(model, params, None, model.config, "tiny")
+from tests.loading.tiny import tiny
 
 
 def save(folder: Path, about: dict | None = None) -> Path:
-    config = target()[0].config
-    save_head(folder, EAGLE, *eagle_head(), jnp.float32, target=config, about=about)
+    save_head(folder, EAGLE, *eagle_head(), jnp.float32, target=tiny().config, about=about)
     return folder
 
 

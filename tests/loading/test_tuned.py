@@ -5,21 +5,16 @@ import jax.numpy as jnp
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.loading.targets import LoadedTarget
-from specjax.loading.targets import load as load_target
+from specjax.loading.targets import load
 from specjax.loading.tuned import Tuned, read_tuned, tuned_file, tuned_for, write_tuned
 from specjax.models.fingerprint import fingerprint
 from tests.decoding.tiny import target
+from tests.loading.tiny import tiny
 
 TUNED = Tuned(
     {"pld-plus": {"layer": 2, "num_tokens": 20}, "pld-plus-attention": {"heads": ((1, 3), (0, 2))}},
     ((1, 3, 90), (0, 2, 7)),
 )
-
-
-def tiny(name: str = "tiny") -> LoadedTarget:
-    model, params = target()
-    return LoadedTarget(model, params, None, model.config, name)
 
 
 OWNER = fingerprint(tiny().config, tiny().params)
@@ -49,7 +44,7 @@ def test_the_users_own_file_stands_in_for_the_one_beside_the_weights(tmp_path, m
     assert tuned_file(folder).parent == tmp_path / "cache" / "specjax" / "tuned"
     names = [tuned_file(tiny(name)).name for name in ("pocket", "org/some.model", folder.name)]
     assert names == [f"{each}-{OWNER}.json" for each in ("pocket", "org--some.model", "model")]
-    assert "pld-plus" in tuned_for(load_target("pocket")).settings
+    assert "pld-plus" in tuned_for(load("pocket")).settings
 
 
 def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():

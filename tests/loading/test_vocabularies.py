@@ -1,32 +1,27 @@
 """Shared tokens: the same bytes, whatever the conventions of the two tokenizers."""
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import specjax
 from specjax.core.errors import SpecjaxError
 from specjax.loading.vocabularies import shared_vocabulary, token_bytes
+from tests.loading.tiny import tiny
 
 BYTE_LEVEL = ["<end>", "a", "b", "Ġ", "Ġthe", "hello", "Ċ", "Ã©", "lo", "xyz", "<s>"]
 PIECES = ["<unk>", "<s>", "<stop>", "<0x0A>", "<0x61>", "▁the", "a", "é", "o", "▁", "z"]
 
 
-loaded_pocket = cache(lambda: specjax.load("pocket"))
-
-
 def loaded(tokens: list[str], decoder, **special: str):
-    """Pocket with another tokenizer of these tokens."""
+    """A target with a tokenizer of these tokens."""
     backend = Tokenizer(models.BPE({text: token for token, text in enumerate(tokens)}, []))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoder
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
-    pocket = loaded_pocket()
-    config = replace(pocket.config, vocab_size=len(tokens) + 2, eos_token_id=(0,))
-    return replace(pocket, tokenizer=tokenizer, config=config, name="other")
+    config = replace(tiny().config, vocab_size=len(tokens) + 2, eos_token_id=(0,))
+    return replace(tiny("other"), tokenizer=tokenizer, config=config)
 
 
 def byte_level(tokens: list[str] = BYTE_LEVEL):

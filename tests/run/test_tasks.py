@@ -8,20 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipes.pocket.tokenizer import train_tokenizer
 from specjax.core.chat import VICUNA, chat_text, with_template
 from specjax.core.errors import SpecjaxError
 from specjax.data import records
 from specjax.run.tasks import Task, read_tasks, token_ids
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(["def total(values):\n    return sum(values)\n"], 320, folder)
-    return AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture
@@ -41,7 +31,7 @@ def read(tmp_path, capsys):
 # ---- Pocket, and tokens -------------------------------------------------------------------------
 
 
-def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenizer):
+def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tiny_tokenizer):
     tasks = read_tasks("pocket", limit=2)
     kinds = ["rename", "constant", "fix", "add-docstring", "strip-docstring", "complete"]
     assert [task.kind for task in tasks] == [kind for kind in kinds for _ in range(2)]
@@ -50,9 +40,9 @@ def test_pocket_tasks_are_held_out_edits_and_read_as_pocket_was_trained(tokenize
     assert not set(others[1]) & set(tasks) and set(others[0]) != set(tasks)
     opening = f"<|begin|>{tasks[-1].text}"
     for task in (tasks[-1], Task("x", (opening,), is_opening=True)):
-        assert token_ids(task, tokenizer) == tuple(tokenizer(opening)["input_ids"])
-    expected = tokenizer(f"<|begin|><|user|>{tasks[0].text}<|assistant|>")["input_ids"]
-    assert token_ids(tasks[0], tokenizer) == tuple(expected)
+        assert token_ids(task, tiny_tokenizer) == tuple(tiny_tokenizer(opening)["input_ids"])
+    expected = tiny_tokenizer(f"<|begin|><|user|>{tasks[0].text}<|assistant|>")["input_ids"]
+    assert token_ids(tasks[0], tiny_tokenizer) == tuple(expected)
 
 
 def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
@@ -97,42 +87,42 @@ def test_only_what_is_wanted_of_a_hub_dataset_is_read(monkeypatch, capsys):
     assert [task.kind for task in read_tasks("a/kinds", 2)] == ["a", "a", "b"]
 
 
-def test_a_template_by_name_or_file_takes_the_place_of_the_tokenizers(tokenizer, tmp_path):
+def test_a_template_by_name_or_file_takes_the_place_of_the_tokenizers(tiny_tokenizer, tmp_path):
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "sum"}]
     answered = [*chat, {"role": "assistant", "content": "6"}]
-    vicuna = with_template(tokenizer, "vicuna")
+    vicuna = with_template(tiny_tokenizer, "vicuna")
     assert chat_text(vicuna, chat[1:], is_answer_next=True) == VICUNA.format(message="sum")
-    expected = f"Be kind. USER: sum ASSISTANT: 6{tokenizer.eos_token}"
+    expected = f"Be kind. USER: sum ASSISTANT: 6{tiny_tokenizer.eos_token}"
     assert chat_text(vicuna, answered) == expected
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages[-1].content }}!")
-    assert chat_text(with_template(tokenizer, str(file)), chat) == "sum!"
-    assert "<|user|>" in chat_text(tokenizer, chat[1:])
+    assert chat_text(with_template(tiny_tokenizer, str(file)), chat) == "sum!"
+    assert "<|user|>" in chat_text(tiny_tokenizer, chat[1:])
     with pytest.raises(SpecjaxError, match="neither a file nor one of vicuna"):
-        with_template(tokenizer, "alpaca")
+        with_template(tiny_tokenizer, "alpaca")
 
 
-def test_later_turns_hold_the_chat_so_far(tokenizer, monkeypatch):
+def test_later_turns_hold_the_chat_so_far(tiny_tokenizer, monkeypatch):
     task = Task("chat", ("sum values", "total?", "return"), is_chat=True)
 
     def prompt(*answers):
-        return token_ids(task, tokenizer, answers)
+        return token_ids(task, tiny_tokenizer, answers)
 
     def ids(text):
-        return tuple(tokenizer(text)["input_ids"])
+        return tuple(tiny_tokenizer(text)["input_ids"])
 
     first = "<|begin|><|user|>sum values<|assistant|>"
-    assert prompt() == token_ids(task, tokenizer) == ids(first)
+    assert prompt() == token_ids(task, tiny_tokenizer) == ids(first)
     then = f"{first}6<|end|><|user|>total?<|assistant|>"
     assert prompt("6") == ids(then)
     assert prompt("6", "7") == ids(f"{then}7<|end|><|user|>return<|assistant|>")
 
-    monkeypatch.setattr(tokenizer, "chat_template", None)
+    monkeypatch.setattr(tiny_tokenizer, "chat_template", None)
     first = VICUNA.format(message="sum values")
-    assert prompt() == token_ids(task, tokenizer) == ids(first)
-    end = tokenizer.eos_token
+    assert prompt() == token_ids(task, tiny_tokenizer) == ids(first)
+    end = tiny_tokenizer.eos_token
     assert prompt("6") == ids(f"{first} 6{end}USER: total? ASSISTANT:")
-    assert token_ids(Task("text", ("sum",)), tokenizer) == ids("sum")
+    assert token_ids(Task("text", ("sum",)), tiny_tokenizer) == ids("sum")
 
 
 # ---- Formats ------------------------------------------------------------------------------------

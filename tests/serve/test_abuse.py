@@ -18,7 +18,6 @@ from tests.serve.test_serve import (  # noqa: F401
     client,
     complete,
     connect,
-    folder,
     send,
     serving,
     whole_request,
@@ -61,8 +60,8 @@ PATHS = (
 
 
 @pytest.fixture(scope="module")
-def url(folder):  # noqa: F811
-    target = specjax.load(folder)
+def url(tiny):
+    target = specjax.load(tiny)
     worker = Worker(target, specjax.load_drafter("pld", target), LIMIT, batch=2)
     with serving(make_app(worker)) as url:
         yield url

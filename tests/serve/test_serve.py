@@ -33,7 +33,6 @@ from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
 from specjax.serve.chats import START_SECONDS, ChatFormatter
 from specjax.serve.requests import read_request
 from specjax.serve.worker import Busy, Job, Worker
-from tests.cli.target import write_target
 
 LIMIT = 24
 PROMPT = "def longest_run(values):\n"
@@ -49,19 +48,9 @@ def schema_form(schema):
     return {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
 
 
-FORM = schema_form(SCHEMA)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("targets") / "tiny"
-    write_target(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def worker(folder):
-    target = specjax.load(folder)
+def worker(tiny):
+    target = specjax.load(tiny)
     return Worker(target, specjax.load_drafter("pld", target), LIMIT, max_waiting=16)
 
 
@@ -100,8 +89,8 @@ def complete(client):
     return create
 
 
-def test_texts_are_those_of_the_command_line(complete, folder, capsys):
-    options = ["--target", str(folder), "--max-new-tokens", str(LIMIT), "--temperature", "0.8"]
+def test_texts_are_those_of_the_command_line(complete, tiny, capsys):
+    options = ["--target", str(tiny), "--max-new-tokens", str(LIMIT), "--temperature", "0.8"]
     assert main(["generate", PROMPT, "--json", *options, "--seed", "5"]) == 0
     expected = json.loads(capsys.readouterr().out)
     answer = complete()
@@ -171,7 +160,7 @@ def test_a_chat_follows_a_json_schema(client):
         client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": [{"type": "text", "text": "Are you sure?"}]}],
-            response_format=FORM,
+            response_format=schema_form(SCHEMA),
             stream=is_stream,
             temperature=1,
             seed=5,
@@ -404,24 +393,24 @@ def test_a_full_queue_turns_requests_away(complete):
     assert complete(max_tokens=1).choices
 
 
-def test_others_need_a_key(folder, capsys, monkeypatch):
+def test_others_need_a_key(tiny, capsys, monkeypatch):
     monkeypatch.delenv("SPECJAX_API_KEY", raising=False)
-    assert main(["serve", "--target", str(folder), "--host", "0.0.0.0"]) == 2
+    assert main(["serve", "--target", str(tiny), "--host", "0.0.0.0"]) == 2
     assert "SPECJAX_API_KEY" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_server_after_the_texts_it_is_generating(folder):
+def test_a_signal_ends_the_server_after_the_texts_it_is_generating(tiny):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "specjax", "serve", "--target", str(folder)]
+    command = [sys.executable, "-m", "specjax", "serve", "--target", str(tiny)]
     process = subprocess.Popen([*command, "--port", str(port)], env=os.environ.copy())
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         for _ in range(600):
             try:
-                assert [model.id for model in client.models.list()] == [str(folder)]
+                assert [model.id for model in client.models.list()] == [str(tiny)]
                 break
             except openai.APIConnectionError:
                 time.sleep(0.2)

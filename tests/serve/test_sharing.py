@@ -60,20 +60,14 @@ def alone(target, request):
         return answers(worker, request)[0][-1]
 
 
-@pytest.fixture
-def resumed(monkeypatch):
-    """The lengths of the texts that prompts continue; 0 for none."""
-    lengths, resume = [], Engine.resume
+def test_a_second_turn_continues_the_first_and_equals_a_fresh_start(target, monkeypatch):
+    resumed, resume = [], Engine.resume
 
     def noted(self, params, state, prompt, key):
-        lengths.append(0 if state is None else int(state.length[0]))
+        resumed.append(0 if state is None else int(state.length[0]))
         return resume(self, params, state, prompt, key)
 
     monkeypatch.setattr(Engine, "resume", noted)
-    return lengths
-
-
-def test_a_second_turn_continues_the_first_and_equals_a_fresh_start(target, resumed):
     with working(target) as worker:
         reply = answers(worker, asked(target, FIRST))[0][-1]
         second = [*FIRST, {"role": "assistant", "content": reply.text}]

@@ -15,14 +15,13 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
 from specjax.loading.drafters import load_drafter
 from specjax.loading.methods import METHODS
-from specjax.loading.targets import LoadedTarget
 from specjax.loading.tuned import AutoChoice, Tuned, machine_of, write_tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.run.runner import Runner
 from specjax.tuning import machine
 from specjax.tuning.machine import tune_machine
 from specjax.tuning.runs import Workload
-from tests.decoding.tiny import target
+from tests.loading.tiny import tiny
 
 PLD = {"pld": MethodVariant("pld")}
 PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 6, 12).tolist()) for seed in range(5)]
@@ -31,8 +30,7 @@ PROMPTS = [tuple(np.random.default_rng(seed).integers(0, 6, 12).tolist()) for se
 @pytest.fixture
 def workload(tmp_path) -> Workload:
     """Its target is a folder, so what lies there is read as tuned for it."""
-    model, params = target()
-    return Workload(LoadedTarget(model, params, None, model.config, str(tmp_path)), PROMPTS, 16)
+    return Workload(tiny(str(tmp_path)), PROMPTS, 16)
 
 
 def keep(workload: Workload, name: str, settings: dict) -> Path:
