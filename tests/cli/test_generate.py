@@ -1,9 +1,11 @@
 """`specjax generate`, in this process, on a tiny random target."""
 
 import json
+import os
 import re
 import shutil
 from importlib import resources
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
 
@@ -190,6 +192,27 @@ def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
     assert printed.err.count("accepted length") == 3
     assert printed.err.count(HINT) == 1
     assert [value for value, _ in groupby(goes_on)] == [False, True, False]
+
+
+def test_a_chat_keeps_no_answer_without_room_and_warns_of_lossy_text(tiny, capsys, monkeypatch):
+    """The second message fits the program of the first, but not the model with its answer."""
+    long = "best " * 130
+    monkeypatch.setattr("sys.stdin", StringIO(f"{long}\nbest?\n/new\nbest?\n"))
+    lossy = "--verification", "typical", "--temperature", "1"
+    assert main(["chat", "--target", str(tiny), *SHORT, *lossy]) == 0
+    notes = capsys.readouterr().err
+    assert notes.count("no answer kept") == 1 and "exceed the model's 320 positions" in notes
+    assert notes.count("LOSSY") == 2
+
+
+def test_a_list_of_prompts_comes_through_a_pipe(tiny, capsys):
+    read, write = os.pipe()
+    os.write(write, json.dumps([{"prompt": "best value"}, {"prompt": "value best"}]).encode())
+    os.close(write)
+    command = ["generate", *SHORT, "--target", str(tiny), "--prompts", f"/dev/fd/{read}"]
+    assert main(command) == 0
+    os.close(read)
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.slow

@@ -51,6 +51,13 @@ def test_a_list_of_prompts_is_a_batch(target):
     assert answers == specjax.generate_text(target, [PROMPT, OTHER], chat=True, max_new_tokens=24)
 
 
+def test_what_a_stop_text_ends_stays_while_the_batch_runs_on(target):
+    stop = specjax.generate_text(target, PROMPT, max_new_tokens=64).text[4:8]
+    stopped, other = specjax.generate_text(target, [PROMPT, OTHER], stop=stop, max_new_tokens=64)
+    alone = specjax.generate_text(target, PROMPT, stop=stop, max_new_tokens=64)
+    assert (stopped, other.finish_reason) == (alone, "length")
+
+
 def test_a_stream_shows_whole_characters_and_no_stop_text(target):
     whole = specjax.generate_text(target, PROMPT, **SETTINGS)
     stop = whole.text[24:27]
@@ -119,7 +126,7 @@ def test_requests_that_make_no_sense_are_rejected(target, prompt, options, messa
         (("--logprobs", "3"), "--logprobs is part of the JSON output; add --json or --prompts"),
         (("--regex", "a", "--choices", "b"), "keep one of them"),
         (("--choices",), "choices is empty; pass at least one text"),
-        (("--regex", "a", "--ignore-eos"), "ends with an end token"),
+        (("--regex", "a", "--ignore-eos"), "ends with EOS; leave ignore_eos out"),
         (("--regex", "("), "regular expression '(' is not supported"),
         (("--json-schema", "missing.json"), "missing.json cannot be read"),
     ],

@@ -55,9 +55,11 @@ def test_every_continuation_equals_that_of_its_prompt_alone():
     assert len(set(map(len, continuations.values()))) > 2  # they end at different times
 
 
-def test_a_prompt_that_is_too_long_is_rejected():
+def test_every_prompt_is_checked():
     with pytest.raises(SpecjaxError, match="exceed the model's 512 positions"):
         list(many(prompts([512])))
+    with pytest.raises(SpecjaxError, match="token id 999, outside the vocabulary"):
+        list(many([*prompts([5]), QueuedPrompt("bad", (1, 999), jax.random.key(0))]))
 
 
 def test_a_head_with_a_draft_vocabulary_drafts_in_a_batch_as_alone():

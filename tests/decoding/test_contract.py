@@ -204,7 +204,7 @@ def test_no_switch_of_jax_and_no_kind_of_key_changes_a_token(name, impl):
 
     with jax.enable_x64(True), jax.debug_nans(True):
         drafted = text(name)
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         np.testing.assert_array_equal(drafted, text("plain"))
 
 

@@ -120,6 +120,12 @@ def test_all_texts_of_a_schema_parse_and_validate(name, pocket):
     assert len(texts) > (0 if name == "none" else 5)
 
 
+def test_a_type_selects_from_the_values_of_an_enumeration():
+    values = ["x", 1, 2.0, None, True, [3]]
+    regex = schema_regex({"type": ["integer", "null"], "enum": values})
+    assert regex == schema_regex({"enum": [1, 2.0, None]})
+
+
 def test_tokens_without_a_choice_are_those_of_the_tokenizer(pocket):
     for grammar, text in (
         ({"json_schema": SCHEMAS["strings"]}, '{"short": "ab", "code": "AB1", "mail": "a@b"}'),
@@ -158,6 +164,8 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         (STRING | {"minLength": 4, "maxLength": 3}, "#", "maxLength 3 is below"),
         ({"type": "object", "properties": {"a": STRING}, "required": ["b"]}, "#", "'b'"),
         ({"enum": []}, "#/enum", "empty"),
+        ({"type": "integer", "enum": ["x", 0.5, True]}, "#/enum", "no value is of type integer"),
+        ({"type": "text", "const": "x"}, "#/type", "none of string"),
         ({"type": [{}]}, "#", "type"),
         (STRING | {"format": []}, "#", "format"),
         ({"type": "object", "properties": {"a": STRING}, "required": [{}]}, "#", "{}"),

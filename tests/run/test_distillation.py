@@ -243,6 +243,12 @@ def test_a_prompt_that_is_too_long_is_cut_or_skipped(target, answer, tmp_path, c
     assert answer(conversations, resume=True) == answered
 
 
+def test_a_text_that_decodes_to_nothing_is_left_out(target, answer):
+    nothing = Conversation(text=target.tokenizer.eos_token * 9)
+    with pytest.raises(SpecjaxError, match="none of 1 conversations is answered"):
+        answer([nothing], target=ending(target))
+
+
 def test_an_impossible_request_writes_nothing(target, answer, tmp_path):
     file = "new/answers.jsonl"
     with pytest.raises(SpecjaxError, match="has no tokenizer"):

@@ -94,6 +94,9 @@ def test_a_template_by_name_or_file_takes_the_place_of_the_tokenizers(tiny_token
     assert chat_text(vicuna, chat[1:], is_answer_next=True) == VICUNA.format(message="sum")
     expected = f"Be kind. USER: sum ASSISTANT: 6{tiny_tokenizer.eos_token}"
     assert chat_text(vicuna, answered) == expected
+    assert chat_text(vicuna, [chat[0] | {"role": "developer"}, *answered[1:]]) == expected
+    with pytest.raises(SpecjaxError, match="takes no tool message here"):
+        chat_text(vicuna, [*answered, {"role": "tool", "content": "7"}])
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages[-1].content }}!")
     assert chat_text(with_template(tiny_tokenizer, str(file)), chat) == "sum!"
