@@ -17,6 +17,7 @@ from scipy.stats import chisquare
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
+from specjax.decoding import reference
 from specjax.decoding.drafter import Drafter, Params
 from specjax.decoding.engine import Engine
 from specjax.decoding.generate import speculative_generate, stream
@@ -174,14 +175,22 @@ REJECTION = Sampling(temperature=0.9, top_p=0.95, verification="rejection")
 
 
 @cache
-def exact_probabilities() -> np.ndarray:
+def exact_probabilities(sampling: Sampling) -> np.ndarray:
     """The probability of each continuation of TEXT by three tokens, `[VOCAB**3]`."""
     model, params = target(VOCAB, layers=1, scale=4.0)
     pairs = np.stack(np.meshgrid(*[np.arange(VOCAB)] * 2, indexing="ij"), -1).reshape(-1, 2)
-    texts = np.concatenate([np.tile(TEXT, (len(pairs), 1)), pairs], axis=1)
-    logits = plain_pass(params, jnp.asarray(texts), model)[0].logits[:, -3:]
-    probs = np.exp(np.asarray(jax.jit(REJECTION.filtered)(logits), np.float64))
-    first, second, third = np.moveaxis(probs.reshape(VOCAB, VOCAB, 3, VOCAB), 2, 0)
+    texts = jnp.asarray(np.concatenate([np.tile(TEXT, (len(pairs), 1)), pairs], axis=1), jnp.int32)
+    logits = plain_pass(params, texts, model)[0].logits[:, -3:]
+    given = Prompt(texts[:, : len(TEXT)], jnp.full((len(pairs),), len(TEXT)))
+
+    @partial(jax.jit, static_argnums=1)
+    def probabilities(logits, step):
+        end = given.length + step
+        processed = reference._processed(logits, texts, end, given, sampling, (), ())
+        return jnp.exp(sampling.filtered(processed))
+
+    steps = [np.asarray(probabilities(logits[:, step], step), np.float64) for step in range(3)]
+    first, second, third = (values.reshape((VOCAB,) * 3) for values in steps)
     joint = first[0, 0][:, None, None] * second[:, 0][:, :, None] * third
     return (joint / joint.sum()).reshape(-1)
 
@@ -204,7 +213,7 @@ def p_value(drafter: Drafter, drafter_params: Any = None, sampling: Sampling = R
     )
     code = np.asarray(out.tokens) @ np.array([VOCAB**2, VOCAB, 1])
     counts = np.bincount(code, minlength=VOCAB**3).astype(float)
-    expected = exact_probabilities() * ROWS
+    expected = exact_probabilities(sampling) * ROWS
     assert counts[expected == 0].sum() == 0, "a token outside the filters came out"
     rare = expected < 5
     counts = np.append(counts[~rare], counts[rare].sum())

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding import Drafter, Engine, Params
 from specjax.decoding.drafters._trees import Choices
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
-from specjax.decoding.engine import Engine
 from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle import EagleConfig, EagleHead
@@ -29,7 +28,7 @@ from specjax.models.target import Taps, causal_rows
 from tests.decoding.rounds import Round, rounds_of, some_path
 from tests.decoding.tiny import plain_pass, target
 
-LONGEST = 96  # tokens of a text that the literal readings can take
+LONGEST = 96  # tokens of most texts in the literal readings, so that one program reads them
 MASKS = 3
 Path = tuple[int, ...]
 
@@ -206,9 +205,10 @@ def predicted(
     )
 
 
-def padded(texts: list[list[int]]) -> Int[Array, "B {LONGEST}"]:
+def padded(texts: list[list[int]]) -> Int[Array, "B S"]:
     """The tokens of each text, then zeros."""
-    return jnp.asarray([text + [0] * (LONGEST - len(text)) for text in texts], jnp.int32)
+    size = max(LONGEST, *map(len, texts))
+    return jnp.asarray([text + [0] * (size - len(text)) for text in texts], jnp.int32)
 
 
 # ---- Literal readings: the logits below a text, each path by itself ----------------------------

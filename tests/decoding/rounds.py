@@ -9,12 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jaxtyping import Array, Key
 
-from specjax.decoding import widths
-from specjax.decoding.drafter import Params
-from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt
+from specjax.decoding import DraftTree, Engine, Params, Prompt, widths
 from specjax.decoding.state import LoopState
-from specjax.decoding.tree import DraftTree, Verification, ancestors
+from specjax.decoding.tree import Verification, ancestors
 from tests.decoding.tiny import prompt
 
 KEY = jax.random.key(2)
@@ -24,7 +21,22 @@ class Round(NamedTuple):
     before: LoopState
     tree: DraftTree  # as it was verified: rows that are done have the root alone
     proposed: Any  # the drafter's state after `propose`
+    verification: Verification
     after: LoopState
+
+
+def player(engine: Engine) -> Callable[[Params, LoopState], Round]:
+    """Returns the program of one round."""
+
+    @jax.jit
+    def play(params: Params, state: LoopState) -> Round:
+        proposed, proposal = engine.propose(params, state)
+        output, verification, cache = engine.verify(params, proposed, proposal)
+        after = replace(proposed, cache=cache)
+        after = engine.commit(params, after, proposal.tree, output, verification)
+        return Round(state, proposal.tree, proposed.drafter, verification, after)
+
+    return play
 
 
 def rounds_of(
@@ -38,16 +50,7 @@ def rounds_of(
 
     `verify` takes the place of the engine's own.
     """
-
-    @jax.jit
-    def play(params: Params, state: LoopState) -> Round:
-        proposed, proposal = engine.propose(params, state)
-        output, verification, cache = engine.verify(params, proposed, proposal)
-        after = replace(proposed, cache=cache)
-        after = engine.commit(params, after, proposal.tree, output, verification)
-        return Round(state, proposal.tree, proposed.drafter, after)
-
-    found = []
+    play, found = player(engine), []
     with pytest.MonkeyPatch.context() as patch:
         if verify is not None:
             patch.setattr(widths, "verify", verify)
@@ -57,6 +60,12 @@ def rounds_of(
             found.append(jax.device_get(played))
             state = played.after
     return found
+
+
+def texts_of(state: LoopState) -> list[list[int]]:
+    """Returns the committed text of each row."""
+    rows = zip(state.tokens, state.length, strict=True)
+    return [tokens[:length].tolist() for tokens, length in rows]
 
 
 def some_path(tree, logits, draw, root_slot, max_depth) -> Verification:

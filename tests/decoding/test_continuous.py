@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding import Engine, Params, Sampling
 from specjax.decoding.continuous import Batch, QueuedPrompt, generate_many
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.sampling import Sampling
 from tests.decoding.heads import eagle_head, narrowed
 from tests.decoding.tiny import target
 

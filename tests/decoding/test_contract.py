@@ -17,8 +17,7 @@ from specjax.bench.summary import TextMatch, TextPair
 from specjax.bench.ties import NearTies
 from specjax.data.datastore import build
 from specjax.data.datastore import params as datastore_params
-from specjax.decoding import Proposal, chain, widths
-from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding import Drafter, Engine, Generation, Params, Proposal, chain, stream, widths
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle import Eagle
@@ -27,9 +26,6 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.engine import Engine
-from specjax.decoding.generate import stream
-from specjax.decoding.state import Generation
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.run.runner import trial_key

@@ -8,22 +8,16 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Params
+from specjax.decoding import Engine, Params, Sampling
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.sampling import Sampling
 from specjax.models.config import Rope
+from tests.decoding.rounds import texts_of
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import PASSES, Watched, pass_widths, target
 
 KEY, LATER = jax.random.split(jax.random.key(3))
-
-
-def texts_of(state) -> list[list[int]]:
-    rows = zip(state.tokens, state.length, strict=True)
-    return [tokens[:length].tolist() for tokens, length in rows]
 
 
 def ids(count: int, seed: int) -> list[int]:

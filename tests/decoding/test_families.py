@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.drafter import Params
+from specjax.decoding import Params, Sampling, speculative_generate
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
-from specjax.decoding.sampling import Sampling
 from specjax.models.config import TransformerConfig, Variant
 from specjax.models.families import read_config
 from specjax.models.heads.eagle import EagleConfig, EagleHead

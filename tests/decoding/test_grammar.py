@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding import Params, Sampling, advanced, reference_generate, speculative_generate
 from specjax.decoding.automaton import Grammar, token_automaton
-from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.grammar import GrammarDrafter
 from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.generate import speculative_generate
-from specjax.decoding.processors import advanced
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling
 from tests.decoding.contract import KEY, continued
 from tests.decoding.tiny import (
     BATCH,

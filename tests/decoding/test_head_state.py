@@ -3,14 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Drafter, Params
+from specjax.decoding import Drafter, Engine, Params
 from specjax.decoding.drafters._heads import HeadState
 from specjax.decoding.drafters._trees import MEDUSA_TREE
 from specjax.decoding.drafters.eagle import Eagle
@@ -18,15 +17,12 @@ from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec, ParallelSpecMedusa
-from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.state import LoopState
-from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.parallel import ParallelHead
 from specjax.models.transformer import Transformer
 from tests.decoding import heads
 from tests.decoding.contract import KEY, assert_params_rejected
-from tests.decoding.rounds import rounds_of, some_path
+from tests.decoding.rounds import rounds_of, some_path, texts_of
 from tests.decoding.tiny import BATCH, prompt, target
 
 WITH_CACHE = {
@@ -34,12 +30,6 @@ WITH_CACHE = {
 }
 WITH_CACHE.pop("parallel dynamic")  # keeps what "parallel" keeps
 assert_close = partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5)
-
-
-def committed(state) -> jax.Array:
-    """The committed text of each row, then zeros."""
-    rows = zip(state.tokens, state.length, strict=True)
-    return heads.padded([tokens[:length].tolist() for tokens, length in rows])
 
 
 # ---- After every round, wherever the path was cut ----------------------------------------------
@@ -66,7 +56,7 @@ def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name
 
 def assert_of_text(headed: heads.Headed, state: LoopState, kept: HeadState, max_depth: int) -> None:
     """Asserts that a head's state is that of one pass over the committed texts."""
-    tokens, head = committed(state), headed.drafter.head
+    tokens, head = heads.padded(texts_of(state)), headed.drafter.head
     features = heads.features_of(headed.request, tokens, target()[0])
     features = heads.features_for(head, features)
     _, fresh = heads.predicted(headed.request, tokens, features, head)
@@ -85,7 +75,8 @@ def assert_of_text(headed: heads.Headed, state: LoopState, kept: HeadState, max_
 
 def before_roots(state) -> np.ndarray:
     """The target's feature of the token before each root, from one pass over the texts."""
-    features = np.asarray(heads.features_of(heads.MEDUSA.request, committed(state), target()[0]))
+    texts = heads.padded(texts_of(state))
+    features = np.asarray(heads.features_of(heads.MEDUSA.request, texts, target()[0]))
     return features[np.arange(BATCH), np.asarray(state.length) - 2]
 
 
@@ -115,43 +106,18 @@ def test_a_feature_beyond_the_end_of_a_text_is_caught():
 
 
 def test_a_long_prompt_is_prefilled_in_chunks():
-    model, module = target()[0], heads.EAGLE2.drafter.head
     numbers = np.random.default_rng(3)
     texts = [numbers.integers(0, 40, count).tolist() for count in (300, 2, 130)]
-    given = from_ids(texts, bucket=50)
-    engine = Engine(model, heads.EAGLE2.drafter, max_new_tokens=8)
-    state = engine.prefill(heads.EAGLE2.request, given, KEY).drafter
-    features = heads.features_of(heads.EAGLE2.request, given.tokens, model)
-    _, fresh = heads.predicted(heads.EAGLE2.request, given.tokens, features, module)
-    state, features, fresh = jax.device_get((state, features, fresh))
-    np.testing.assert_array_equal(state.cache.length, [298, 0, 128])
-    np.testing.assert_array_equal(state.num_pending, [1, 1, 1])
-    for row, held in enumerate([298, 0, 128]):
-        assert_close(state.pending[row, 0], features[row, held])
-        for mine, its in ((state.cache.keys, fresh.keys), (state.cache.values, fresh.values)):
-            assert_close(mine[0][row, :, :held], its[0][row, :, :held])
+    engine = Engine(target()[0], heads.EAGLE2.drafter, max_new_tokens=8)
+    state = engine.prefill(heads.EAGLE2.request, from_ids(texts, bucket=50), KEY)
+    state = jax.device_get(state)
+    np.testing.assert_array_equal(state.drafter.num_pending, [1, 1, 1])
+    assert_of_text(heads.EAGLE2, state, state.drafter, engine.drafter.max_depth)
 
 
 # ---- Passes ------------------------------------------------------------------------------------
 
-CALLS: list[int] = []
-
-
-class Counted:
-    """Mixed into a head: notes how many rows each of its passes has."""
-
-    @nn.nowrap
-    def run(self, weights, rows, features, cache):
-        CALLS.append(rows.tokens.shape[1])
-        return super().run(weights, rows, features, cache)
-
-
-class CountedEagle(Counted, EagleHead):
-    pass
-
-
-class CountedParallel(Counted, ParallelHead):
-    pass
+CALLS: list[int] = []  # the rows of each pass of a head
 
 
 def program(drafter: Drafter, request: Params):
@@ -174,10 +140,18 @@ def program(drafter: Drafter, request: Params):
         (heads.Headed(ParallelSpec, heads.parallel_head), [5 + 3]),  # a tree deeper than that
     ],
 )
-def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(headed, rows):
-    drafter = headed.drafter
-    kind = CountedEagle if isinstance(drafter.head, EagleHead) else CountedParallel
-    jaxpr = program(replace(drafter, head=kind(drafter.head.config)), headed.request)
+def test_a_round_takes_one_pass_to_catch_up_and_one_for_each_further_depth(
+    headed, rows, monkeypatch
+):
+    kind = type(headed.drafter.head)
+    run = kind.run
+
+    def counted(head, weights, rows, *given):
+        CALLS.append(rows.tokens.shape[1])
+        return run(head, weights, rows, *given)
+
+    monkeypatch.setattr(kind, "run", counted)
+    jaxpr = program(headed.drafter, headed.request)
     assert not {"cond", "while", "scan"} & {str(equation.primitive) for equation in jaxpr.eqns}
     assert rows == CALLS
 
@@ -218,6 +192,7 @@ def test_choices_that_do_not_form_a_tree_are_rejected():
     for choices, message in (
         ((), "there are no tree choices"),
         (((0,), ()), r"tree choice \(\) is not a path of ranks"),
+        (((0,), (0, -1)), r"tree choice \(0, -1\) is not a path of ranks"),
         (((0,), (0, 0, 0)), r"tree choice \(0, 0, 0\) has no parent; add \(0, 0\) to the choices"),
         (((0,), (2,)), r"tree choice \(2,\) leaves out its better sibling; add \(1,\)"),
     ):

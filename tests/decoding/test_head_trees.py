@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.decoding import DraftTree, Draw, Engine, Sampling
 from specjax.decoding.drafters._trees import CUT_PENALTY, Choices
 from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.decoding.drafters.hydra import Hydra
 from specjax.decoding.drafters.medusa import Medusa
 from specjax.decoding.drafters.parallel_spec import ParallelSpec
-from specjax.decoding.engine import Engine
-from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
-from specjax.decoding.tree import DraftTree
 from specjax.models.transformer import Transformer
 from tests.decoding import heads
 from tests.decoding.contract import VOCAB, p_value

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Context, Outcome, Params, has_long_match
+from specjax.decoding import Context, DraftTree, Engine, Outcome, Params, chain
 from specjax.decoding.drafters.draft_model import DraftModel
 from specjax.decoding.drafters.hybrid import (
     LIKELY,
@@ -24,13 +24,14 @@ from specjax.decoding.drafters.hybrid import (
 from specjax.decoding.drafters.length_rules import Fixed
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.engine import Engine
-from specjax.decoding.tree import NO_PARENT, DraftTree, Verification, chain
+from specjax.decoding.tree import NO_PARENT, Verification
 from specjax.models.target import ModelOutput
 from tests.decoding.contract import VOCAB, assert_lossless, p_value, whole_texts
 from tests.decoding.heads import EAGLE2, END
 from tests.decoding.rounds import Round, rounds_of, some_path
 from tests.decoding.test_head_state import assert_of_text
+from tests.decoding.test_head_trees import found_paths
+from tests.decoding.test_tree import assert_well_formed
 from tests.decoding.tiny import DrawnTree, Oracle, bigram, slow_except, target
 
 Path = tuple[int, ...]
@@ -55,13 +56,6 @@ def random_tree(numbers: np.random.Generator, num_nodes: int) -> tuple[DraftTree
     return DraftTree(*arrays), jnp.array([scores])
 
 
-def paths(tree: DraftTree) -> list[Path]:
-    found: list[Path] = []
-    for token, parent in zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), strict=True):
-        found.append(() if parent == NO_PARENT else (*found[parent], token))
-    return found
-
-
 def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
     numbers, num_shared = np.random.default_rng(0), 0
     merge = jax.jit(merge_trees, static_argnums=(4, 5))
@@ -69,17 +63,14 @@ def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
         given = [random_tree(numbers, size) for size in (9, 12)]
         best: dict[Path, float] = {}
         for tree, scores in given:
-            for path, score, valid in zip(paths(tree), scores[0], tree.valid[0], strict=True):
-                num_shared += bool(valid) and path in best
-                if valid:
-                    best[path] = max(best.get(path, -np.inf), float(score))
+            for path, score in zip([(), *found_paths(tree, 0)], scores[0], strict=False):
+                num_shared += path in best
+                best[path] = max(best.get(path, -np.inf), float(score))
         merged = merge(given[0][0], given[1][0], given[0][1], given[1][1], 8, 8)
-        found = [path for path, valid in zip(paths(merged), merged.valid[0], strict=True) if valid]
+        assert_well_formed(merged)
+        found = [(), *found_paths(merged, 0)]
         wanted = sorted(best, key=lambda path: -best[path])[:8]
         assert len(set(found)) == len(found) and set(found) == set(wanted)
-        assert merged.depth[0, : len(found)].tolist() == [len(path) for path in found]
-        order = [*merged.valid[0].tolist()]
-        assert order == sorted(order, reverse=True) and found[0] == ()
     assert num_shared > 50
 
 
@@ -96,7 +87,7 @@ def test_nodes_beyond_its_tokens_are_verified_only_if_they_are_likely():
         assert kept.valid[0].tolist() == [True] * count + [False] * (8 - count)
         wanted = ranked if is_likely else ranked[:4]
         assert sorted(kept.scores[0, :count].tolist(), reverse=True) == wanted
-        assert {*paths(kept)[:count]} <= {*paths(tree)}
+        assert {*found_paths(kept, 0)} <= {*found_paths(tree, 0)}
         counts.add(count)
     assert 4 in counts and max(counts) > 4
 
@@ -150,16 +141,6 @@ def head_pays(played: Round, head_cost: float) -> np.ndarray:
     drafts = (num_right + num_wrong)[:, :2].sum(axis=1)
     gain = (1 - first) * (1 + num_right.sum(axis=1)) / (1 + drafts)
     return (depth == 0) | (gain > head_cost * (1 + np.asarray(copied)))
-
-
-def test_a_match_is_long_if_five_tokens_before_copy_and_source_are_equal():
-    texts = [
-        [1, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # five
-        [7, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 5],  # four
-        [2, 3, 4, 5, 9, 8, 7, 1, 2, 3, 4, 5],  # four, and then the text begins
-    ]
-    context = Context(jnp.asarray(texts), jnp.full((3,), 12))
-    assert has_long_match(jnp.array([4, 4, 3]), context).tolist() == [True, False, False]
 
 
 def test_copies_of_long_matches_have_a_rate_of_their_own():

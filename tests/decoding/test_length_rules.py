@@ -158,8 +158,6 @@ BROKEN = classifier() | {"logit": {"kernel": jnp.zeros((7, 1)), "bias": jnp.zero
 @pytest.mark.parametrize(
     "rule, params, message",
     [
-        (Fixed(), classifier(), "length rule Fixed has no params but was given some"),
-        (Disco(), None, "length rule Disco needs the weights of a classifier; pass those of"),
         (Disco(), {"hidden": {"bias": 1.0}}, "length rule Disco needs the weights"),
         (Disco(), BROKEN, r"logit.kernel is \(7, 1\), expected \(6, 1\)"),
         (Oracle(), jnp.zeros((2, 3)), "length rule Oracle needs the whole true texts"),

@@ -4,21 +4,18 @@ Golden traces show the published window.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding.drafter import Context, Params
+from specjax.decoding import Engine, Params
 from specjax.decoding.drafters.lookahead import EMPTY, Lookahead, insert, insert_text
-from specjax.decoding.engine import Engine
-from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling
 from specjax.decoding.state import LoopState
 from tests.decoding.contract import KEY, assert_params_rejected
-from tests.decoding.rounds import rounds_of
+from tests.decoding.rounds import proposals, rounds_of, texts_of
 from tests.decoding.tiny import BATCH, plain_pass, prompt, target
 
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
@@ -29,10 +26,6 @@ NARROW = Lookahead(ngram_length=5, window_length=1, num_guesses=3, pool_from_pro
 def start(drafter: Lookahead) -> LoopState:
     model, params = target()
     return Engine(model, drafter, max_new_tokens=8).prefill(Params(params), prompt(), KEY)
-
-
-def text_of(state: LoopState, row: int) -> list[int]:
-    return state.tokens[row, : int(state.length[row])].tolist()
 
 
 def buckets(pool: np.ndarray) -> dict[int, list[tuple[int, ...]]]:
@@ -102,12 +95,11 @@ def test_the_narrowest_window_and_its_pool_go_on_as_published():
     played = rounds_of(Engine(model, drafter, max_new_tokens=80), Params(params))
     ahead = played[0].before.drafter.ahead
     expected = [Published(drafter, [ahead[row].tolist()]) for row in range(BATCH)]
-    for number, (before, _, _, after) in enumerate(played[:14]):
+    for number, (before, *_, after) in enumerate(played[:14]):
         found, filled = after.drafter, min(number + 1, drafter.num_levels)
         np.testing.assert_array_equal(found.filled, [filled] * BATCH)  # one level per round
         lag = drafter.num_levels - filled
-        for row, published in enumerate(expected):
-            text = text_of(before, row)
+        for row, (published, text) in enumerate(zip(expected, texts_of(before), strict=True)):
             published.learn(text[-1], said_after(published.texts(text)))
             level_0 = found.ahead[row, : drafter.window_length - 1 + lag].tolist()
             assert level_0 == published.levels[0]
@@ -118,19 +110,6 @@ def test_the_narrowest_window_and_its_pool_go_on_as_published():
             assert buckets(found.pool[row]) == published.pool
     assert (after.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
     assert all(published.pool for published in expected)
-
-
-def test_level_0_begins_with_tokens_of_the_prompt_whatever_its_batch_and_padding():
-    drafter = Lookahead(ngram_length=5, window_length=30)
-    numbers = np.random.default_rng(0)
-    length = np.array([2, 40, 9])
-    tokens = np.where(np.arange(40) < length[:, None], numbers.integers(0, 90, (3, 40)), 99)
-    together = drafter._any_tokens(Prompt(jnp.asarray(tokens), jnp.asarray(length)))
-    assert (np.asarray(together) != 99).all()
-    assert len(np.unique(together[1])) > 10
-    for row, count in enumerate(length):
-        one = Prompt(jnp.asarray(tokens[row : row + 1, :count]), jnp.asarray([count]))
-        np.testing.assert_array_equal(drafter._any_tokens(one)[0], together[row])
 
 
 # ---- the pool ----------------------------------------------------------------------------------
@@ -187,30 +166,23 @@ def test_pool_from_prompt_holds_the_prompts_ngrams_and_none_of_the_padding(ngram
 def test_pool_starts_empty_or_with_the_prompt():
     assert (start(SMALL).drafter.pool == EMPTY).all()
     state = jax.device_get(start(NARROW))
-    for row in range(BATCH):
-        expected = ngrams_of(text_of(state, row), NARROW.ngram_length, NARROW.num_guesses)
+    for row, text in enumerate(texts_of(state)):
+        expected = ngrams_of(text, NARROW.ngram_length, NARROW.num_guesses)
         assert buckets(state.drafter.pool[row]) == expected
 
 
 # ---- what is drafted ---------------------------------------------------------------------------
 
 
-def with_guesses(state: LoopState, guesses: np.ndarray) -> LoopState:
-    """With these n-grams `[B, G, N - 1]` of the root, and none of any other token."""
-    pool = np.full(state.drafter.pool.shape, EMPTY)
-    for row, entries in enumerate(guesses):
-        pool[row, text_of(state, row)[-1], : len(entries)] = entries
-    return replace(state, drafter=replace(state.drafter, pool=jnp.asarray(pool)))
-
-
 def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     state = start(SMALL)
     guesses = np.array([[[3, 4, 5], [3, 4, 6]], [[1, 2, 3], [2, 2, 2]], [[7, 8, 9], [EMPTY] * 3]])
-    state = with_guesses(state, guesses)
-    context = Context(state.tokens, state.length)
-    draw = Draw(state.sequence_keys, state.length, Sampling())
-    propose = jax.jit(partial(SMALL.propose, target()[0]))
-    (tree, _), _ = jax.device_get(propose(Params(None), state.drafter, context, draw))
+    pool = np.full(state.drafter.pool.shape, EMPTY)
+    for row, entries in enumerate(guesses):
+        pool[row, texts_of(state)[row][-1]] = entries
+    state = replace(state, drafter=replace(state.drafter, pool=jnp.asarray(pool)))
+    engine, params = Engine(target()[0], SMALL, max_new_tokens=8), Params(target()[1])
+    [tree] = proposals(engine, params, [state])
     drafted = [
         row[1 : valid.sum()].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)
     ]

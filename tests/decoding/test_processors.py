@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import processors, reference
+from specjax.decoding import processors
 from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
@@ -221,24 +221,19 @@ def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
 PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 1), (1, 0, 1))
 
 
-def controls_of(sampling, given, tokens, length) -> Controls:
-    """Returns the processors with their states after texts."""
-    arrays = [TABLE if isinstance(p, Automaton) else None for p in sampling.all_processors]
-    states = []
-    width = tokens.shape[1]
-    for processor, params in zip(sampling.all_processors, arrays, strict=True):
-        state = processor.init(params, given, VOCAB)
-        place = given.length[:, None] + jnp.arange(width)[None, :]
-        new = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
-        states.append(processor.commit(params, state, new, length - given.length))
-    text = tokens, length, given.length
-    return Controls(*text, tuple(states), tuple(arrays), sampling.all_processors, EOS)
-
-
 @partial(jax.jit, static_argnums=(0, 6))
 def processed(sampling, given, tokens, length, logits, tree, max_depth):
     """Returns the logits of a tree below texts, with the controls applied."""
-    return controls_of(sampling, given, tokens, length).apply(logits, tree, max_depth)
+    arrays = [TABLE if isinstance(p, Automaton) else None for p in sampling.all_processors]
+    states = []
+    for processor, params in zip(sampling.all_processors, arrays, strict=True):
+        state = processor.init(params, given, VOCAB)
+        place = given.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
+        new = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
+        states.append(processor.commit(params, state, new, length - given.length))
+    text = tokens, length, given.length
+    controls = Controls(*text, tuple(states), tuple(arrays), sampling.all_processors, EOS)
+    return controls.apply(logits, tree, max_depth)
 
 
 def forget(nodes: Nodes) -> jax.Array:
@@ -274,43 +269,17 @@ def test_a_state_that_is_not_committed_is_caught(monkeypatch):
 STRONG = {"temperature": 0.9, "repetition_penalty": 2.0, "frequency_penalty": 2.0}
 
 
-def exact_probabilities(sampling: Sampling) -> np.ndarray:
-    """The probability of each continuation of the contract's TEXT by three tokens."""
-    model, params = target(contract.VOCAB, layers=1, scale=4.0)
-    size, length = contract.VOCAB, len(contract.TEXT)
-    pairs = np.stack(np.meshgrid(*[np.arange(size)] * 2, indexing="ij"), -1).reshape(-1, 2)
-    texts = np.concatenate([np.tile(contract.TEXT, (len(pairs), 1)), pairs], axis=1)
-    texts = jnp.asarray(texts, jnp.int32)
-    logits = plain_pass(params, texts, model)[0].logits[:, -3:]
-    given = Prompt(texts[:, :length], jnp.full((len(pairs),), length))
-
-    @partial(jax.jit, static_argnums=1)
-    def probabilities(logits, step):
-        ends = given.length + step
-        own = reference._processed(logits, texts, ends, given, sampling, (), ())
-        return jnp.exp(sampling.filtered(own))
-
-    steps = [np.asarray(probabilities(logits[:, step], step), np.float64) for step in range(3)]
-    first, second, third = (values.reshape(size, size, size) for values in steps)
-    joint = first[0, 0][:, None, None] * second[:, 0][:, :, None] * third
-    return (joint / joint.sum()).reshape(-1)
-
-
-def p_value(monkeypatch, sampling: Sampling) -> float:
-    monkeypatch.setattr(contract, "exact_probabilities", lambda: exact_probabilities(sampling))
-    return contract.p_value(PromptLookup(num_tokens=2), sampling=sampling)
-
-
 @pytest.mark.slow
-def test_rejection_keeps_the_distribution_of_the_processed_logits(monkeypatch):
-    assert p_value(monkeypatch, Sampling(**STRONG, verification="rejection")) > 1e-3
+def test_rejection_keeps_the_distribution_of_the_processed_logits():
+    sampling = Sampling(**STRONG, verification="rejection")
+    assert contract.p_value(PromptLookup(num_tokens=2), sampling=sampling) > 1e-3
 
 
 @pytest.mark.slow
 def test_rejection_that_forgets_ancestors_is_caught(monkeypatch):
     monkeypatch.setattr(Nodes, "above", property(forget))
     compiled_afresh = Sampling(**STRONG, verification="rejection", top_k=contract.VOCAB)
-    assert p_value(monkeypatch, compiled_afresh) < 1e-6
+    assert contract.p_value(PromptLookup(num_tokens=2), sampling=compiled_afresh) < 1e-6
 
 
 # ---- Definitions --------------------------------------------------------------------------------

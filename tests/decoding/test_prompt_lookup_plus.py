@@ -9,21 +9,11 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Params
-from specjax.decoding.drafters.prompt_lookup import PromptLookup
+from specjax.decoding import Engine, Params
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
-from specjax.decoding.engine import Engine
 from specjax.models.target import Taps
 from tests.decoding.rounds import Round, rounds_of
-from tests.decoding.test_prompt_lookup import (
-    SLOTS,
-    TEXTS,
-    WIDTH,
-    assert_drafts,
-    drafts,
-    propose,
-    texts,
-)
+from tests.decoding.test_prompt_lookup import SLOTS, TEXTS, WIDTH, assert_drafts, texts
 from tests.decoding.tiny import BATCH, plain_pass, prompt, slow_except, target
 
 
@@ -71,19 +61,6 @@ def test_attention_ranks_by_equation_2(num_tokens, candidates):
     drafter = PromptLookupPlusAttention(num_tokens, candidates, heads=((0, 0),))
     reading = partial(equation_2, drafter)
     assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
-
-
-def test_pld_copies_the_first_occurrence_and_pld_plus_the_most_similar_one():
-    # Two definitions of 9, one after a 1 and one after a 3; the text ends in 9 after a 5.
-    text = jnp.array([[1, 9, 2, 2, 2, 3, 9, 4, 4, 4, 5, 9]])
-    length = jnp.array([12])
-    states = np.eye(6)[np.asarray(text) % 6]
-    states[0, 10] = 2.0 * states[0, 5] + 0.5 * states[0, 0]  # the 5 means much the same as the 3
-    hidden = jnp.asarray(states, jnp.float32)
-    assert drafts(propose(PromptLookup(3), text, length)) == [[2, 2, 2]]
-    assert drafts(propose(PromptLookupPlus(3, layer=0), text, length, hidden)) == [[4, 4, 4]]
-    strict = PromptLookupPlus(3, layer=0, min_similarity=0.99)
-    assert drafts(propose(strict, text, length, hidden)) == [[]]
 
 
 # ---- What the target reveals -------------------------------------------------------------------

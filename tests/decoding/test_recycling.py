@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.decoding.drafter import Context, Outcome, Params
+from specjax.decoding import Context, DraftTree, Draw, Outcome, Params, Prompt, Sampling
 from specjax.decoding.drafters._trees import levels_of
 from specjax.decoding.drafters.recycling import (
     EMPTY,
@@ -19,9 +19,8 @@ from specjax.decoding.drafters.recycling import (
     successors_of,
     with_prompt,
 )
-from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, Verification, sorted_choices
+from specjax.decoding.sampling import sequence_keys
+from specjax.decoding.tree import Verification, sorted_choices
 from specjax.loading import parts
 from specjax.models.target import ModelOutput
 from tests.decoding.contract import VOCAB, assert_params_rejected, p_value

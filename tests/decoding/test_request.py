@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding.drafter import Params
+from specjax.decoding import Params, Prompt, reference_generate, speculative_generate, stream
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
-from specjax.decoding.generate import speculative_generate, stream
-from specjax.decoding.prompt import Prompt, encode, from_ids
-from specjax.decoding.reference import reference_generate
+from specjax.decoding.prompt import encode, from_ids
 from specjax.decoding.request import end_tokens
-from specjax.loading.methods import METHODS
 from tests.decoding.tiny import prompt, target
 
 
@@ -80,6 +77,10 @@ BAD = {
         {"drafter": PromptLookup(num_tokens=10**6)},
         "a pass of 1000001 tokens for 1 sequence(s) needs at least",
     ),
+    "a draft wider than its pass": (
+        {"target": target()[0].clone(padded_width=8)},
+        "11 tokens, more than padded_width 8",
+    ),
 }
 
 
@@ -103,22 +104,6 @@ def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
     assert_rejected(message, reference_generate, **given)
 
 
-# ---- Settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "value"),
-    [
-        ("pld", "num_tokens", True),
-        ("pld-plus", "candidates", 3),
-        ("pld-plus-attention", "heads", ((0, 1.0),)),
-    ],
-)
-def test_a_setting_of_another_type_is_rejected(method, name, value):
-    with pytest.raises(SpecjaxError, match=name):
-        METHODS.make(method, target()[0].config, {name: value})
-
-
 # ---- Prompts -----------------------------------------------------------------------------------
 
 
@@ -138,15 +123,6 @@ def tokenizer(text: str) -> dict:
 )
 def test_values_that_are_not_prompts_are_rejected(run, given, message):
     assert_rejected(message, lambda: run(given))
-
-
-@pytest.mark.parametrize("bucket, columns", [(4, 8), (5, 5)])
-def test_prompts_are_padded_to_whole_buckets(bucket, columns):
-    made = encode(tokenizer, ["one two three four", "six"], bucket)
-    assert made.tokens.shape == (2, columns)
-    assert made.length.tolist() == [5, 2]
-    assert made.tokens[0, :5].tolist() == [1, 3, 3, 5, 4]
-    assert made.tokens[1, :2].tolist() == [1, 3]
 
 
 # ---- Limits and traced values --------------------------------------------------------------------

@@ -12,11 +12,10 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.data import datastore as datastore_module
 from specjax.data.datastore import build, params
-from specjax.decoding.drafter import Context, Params
+from specjax.decoding import Context, DraftTree, Draw, Params, Sampling
 from specjax.decoding.drafters import retrieval
 from specjax.decoding.drafters.retrieval import Retrieval
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree
+from specjax.decoding.sampling import sequence_keys
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
 from tests.decoding.tiny import target
@@ -60,17 +59,8 @@ def propose(drafter: Retrieval, arrays, tokens, length) -> DraftTree:
     return drafter.propose(MODEL, Params(None, arrays), None, context, draw)[0].tree
 
 
-def drafted(drafter: Retrieval, documents, rows) -> list[list[tuple[int, ...]]]:
-    """The drafted prefixes of each row in the order of their nodes; the trees are checked."""
-    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
-    for row, text in enumerate(rows):
-        tokens[row, : len(text)] = text
-    arrays = params(build(documents, vocab_size=2**31 - 1))
-    length = jnp.array([len(text) for text in rows])
-    return prefixes(drafter, propose(drafter, arrays, jnp.asarray(tokens), length), rows)
-
-
 def prefixes(drafter: Retrieval, tree: DraftTree, rows) -> list[list[tuple[int, ...]]]:
+    """The drafted prefixes of each row in the order of their nodes; the trees are checked."""
     tree = jax.device_get(tree)
     assert tree.tokens.shape == (len(rows), drafter.num_nodes)
     assert_well_formed(tree)
@@ -137,7 +127,9 @@ def test_the_longest_query_and_the_largest_ids_there_may_be():
     drafter = Retrieval(longest_query=30, num_tokens=2)
     rows = [[one, *shared] for one in (first, first + 1, 9, first - 65_536)]
     expected = [[(largest,)], [(65_536,)], [(20,)], [(20,), (65_536,), (largest,)]]
-    assert drafted(drafter, documents, rows) == expected
+    arrays = params(build(documents, vocab_size=2**31 - 1))
+    tree = propose(drafter, arrays, jnp.asarray(rows), jnp.full(len(rows), 30))
+    assert prefixes(drafter, tree, rows) == expected
 
 
 def test_sizes_follow_from_the_settings():

@@ -1,21 +1,11 @@
 """Trees against their definitions, one node at a time."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
-from specjax.decoding.tree import (
-    NO_PARENT,
-    DraftTree,
-    ancestors,
-    chain,
-    merge_paths,
-    sorted_choices,
-)
+from specjax.decoding.tree import NO_PARENT, DraftTree, ancestors, chain, merge_paths
 
 BATCH = 12
 
@@ -61,25 +51,6 @@ def test_a_chain_is_the_root_and_its_first_drafted_tokens():
         assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
 
 
-# ---- choices -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        (((0,), (0, 2), (1, 0)), "tree choice (1, 0) has no parent; add (1,)"),
-        (((0,), (1,), (0, 2, 1)), "tree choice (0, 2, 1) has no parent; add (0, 2)"),
-        (((0,), ()), "tree choice () is not a path of ranks;"),
-        (((0,), (0, -1)), "tree choice (0, -1) is not a path of ranks;"),
-    ],
-)
-def test_choices_that_are_not_a_tree_are_rejected(choices, message):
-    with pytest.raises(SpecjaxError) as caught:
-        sorted_choices(choices)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 # ---- merge_paths -------------------------------------------------------------------------------
 
 
@@ -97,9 +68,7 @@ def trie(root: int, paths, num_nodes: int) -> tuple[list[int], list[int], list[i
     return tokens, parents, [steps for _, steps in depth]
 
 
-@partial(jax.jit, static_argnums=3)
-def merged(root, paths, lengths, num_nodes):
-    return merge_paths(root, paths, lengths, num_nodes)
+merged = jax.jit(merge_paths, static_argnums=3)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 7, 40])

@@ -65,7 +65,8 @@ def outcomes(rule, tokens, p, q, drawn):
     draft_probs = jnp.asarray(q[[*below, 0, 0]], jnp.float32) if drawn else None
 
     def walk(uniform, count):
-        last, rest = rule(jnp.asarray(tokens), draft_probs, target, jnp.asarray(uniform), count)
+        uniform = np.pad(np.float32(uniform), (0, len(PARENTS) - len(uniform)))
+        last, rest = rule(jnp.asarray(tokens), draft_probs, target, uniform, count)
         return int(last), np.asarray(rest, np.float64)
 
     def explore(uniform, chance):
@@ -107,7 +108,7 @@ def bisect(is_hit) -> float:
 
 
 @partial(jax.jit, static_argnames="mutant")
-def _run(tokens, draft_probs, target, uniform, count, mutant=None):
+def rule(tokens, draft_probs, target, uniform, count, mutant=None):
     parents = jnp.asarray(PARENTS)
     valid = jnp.arange(len(PARENTS)) < count
     if mutant == "softmax q of chosen drafts":
@@ -116,11 +117,6 @@ def _run(tokens, draft_probs, target, uniform, count, mutant=None):
     if mutant == "no residual":
         rest = target[last]
     return last, rest
-
-
-def rule(tokens, draft_probs, target, uniform, count, mutant=None):
-    uniform = jnp.zeros(len(PARENTS)).at[: len(uniform)].set(uniform)
-    return _run(tokens, draft_probs, target, uniform, count, mutant)
 
 
 def plain(p: np.ndarray) -> np.ndarray:

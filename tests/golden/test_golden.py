@@ -18,7 +18,7 @@ Prompts on which two nodes of a tree tie to within rounding were left out.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Bool, Int
 
 import specjax
 from specjax.decoding.drafter import Drafter
@@ -37,9 +36,9 @@ from specjax.decoding.drafters._trees import Choices
 from specjax.decoding.drafters.lookahead import LookaheadState
 from specjax.decoding.drafters.recycling import Recycling, successors_of
 from specjax.decoding.engine import Engine
-from specjax.decoding.state import LoopState
 from specjax.decoding.tree import DraftTree, Verification
 from specjax.loading import methods
+from tests.decoding.rounds import player
 
 FOLDER = Path(__file__).parent
 PROMPTS = json.loads((FOLDER / "prompts.json").read_text())
@@ -52,14 +51,6 @@ METHODS = (*BELOW_FIRST_TOKEN, "lookahead", "pld", "recycling")
 class Run(NamedTuple):
     rounds: list[list[dict[str, Any]]]  # of each prompt: figures by name
     texts: list[list[int]]
-
-
-class Round(NamedTuple):
-    tree: DraftTree
-    verification: Verification
-    committed: Int[Array, " B"]
-    is_done: Bool[Array, " B"]  # before the round
-    drafter: Any  # the drafter's state before the round
 
 
 @dataclass(frozen=True)
@@ -108,35 +99,31 @@ def generated(method: str, num_prompts: int = len(PROMPTS), **settings: Any) -> 
     drafter, drafter_params = loaded(method, target, **settings)
     engine = Engine(target.model, drafter, max_new_tokens=NUM_TOKENS, eos=target.eos)
     params = specjax.Params(target.params, drafter_params)
-
-    @jax.jit
-    def play(params: specjax.Params, state: LoopState) -> tuple[LoopState, Round]:
-        proposed, proposal = engine.propose(params, state)
-        output, verification, cache = engine.verify(params, proposed, proposal)
-        after = replace(proposed, cache=cache)
-        after = engine.commit(params, after, proposal.tree, output, verification)
-        committed = after.length - state.length
-        return after, Round(proposal.tree, verification, committed, state.is_done, state.drafter)
-
-    used = PROMPTS[:num_prompts]
+    play, used = player(engine), PROMPTS[:num_prompts]
     known = [prompt["text"][: method in BELOW_FIRST_TOKEN] for prompt in used]
     prompts = [prompt["tokens"] + first for prompt, first in zip(used, known, strict=True)]
     state = engine.prefill(params, specjax.from_ids(prompts), jax.random.key(0))
     rounds = [[] for _ in prompts]
     while not state.is_done.all():
-        state, played = play(params, state)
-        played = jax.device_get(played)
-        for row in np.flatnonzero(~played.is_done):
-            rounds[row].append(figures(jax.tree.map(lambda leaf, row=row: leaf[row], played)))
+        played = play(params, state)
+        committed = played.after.length - state.length
+        shown = jax.device_get((played.tree, played.verification, state.drafter, committed))
+        for row in np.flatnonzero(~state.is_done):
+            rounds[row].append(figures(*jax.tree.map(lambda leaf, row=row: leaf[row], shown)))
+        state = played.after
     out = jax.device_get(engine.generation(state))
     new = [tokens[:length].tolist() for tokens, length in zip(out.tokens, out.length, strict=True)]
     texts = [(first + text)[:NUM_TOKENS] for first, text in zip(known, new, strict=True)]
     return Run(rounds, texts)
 
 
-def figures(played: Round) -> dict[str, Any]:
-    """Returns one row's figures of a round, by the names they have in the files."""
-    tree, verification = played.tree, played.verification
+def figures(
+    tree: DraftTree, verification: Verification, drafter: Any, committed: int
+) -> dict[str, Any]:
+    """Returns one row's figures of a round, by the names they have in the files.
+
+    `drafter` is its state before the round.
+    """
     tokens, parents = tree.tokens[tree.valid].tolist(), tree.parents[tree.valid].tolist()
     path = verification.path[: verification.num_accepted + 1].tolist()
     bonus = int(verification.bonus)
@@ -147,11 +134,11 @@ def figures(played: Round) -> dict[str, Any]:
         "path": path,
         "bonus": bonus,
         "said": [*(tokens[node] for node in path[1:]), bonus],
-        "committed": int(played.committed),
+        "committed": int(committed),
         "guesses": paths_to_leaves(tokens, parents),
     }
-    if isinstance(played.drafter, LookaheadState):
-        found["window"] = window(played.drafter)
+    if isinstance(drafter, LookaheadState):
+        found["window"] = window(drafter)
     return found
 
 
