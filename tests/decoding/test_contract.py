@@ -204,6 +204,19 @@ def test_no_switch_of_jax_and_no_kind_of_key_changes_a_token(name, impl):
         np.testing.assert_array_equal(drafted, text("plain"))
 
 
+@pytest.mark.parametrize("name", [*METHODS, *FORMS])
+def test_rounds_keep_the_types_of_the_state_so_that_parts_share_a_program(name):
+    model, weights = target()
+    drafter, params = of_method(name) if name in METHODS else FORMS[name]()
+    engine, given = Engine(model, drafter, max_new_tokens=8), Params(weights, params)
+    state = jax.eval_shape(engine.prefill, given, prompt(2), KEY)
+    after = jax.eval_shape(lambda *given: engine.run(*given, max_rounds=3), given, state)
+    types = [
+        jax.tree.map(lambda leaf: (leaf.dtype, leaf.weak_type), each) for each in (state, after)
+    ]
+    assert types[0] == types[1]
+
+
 # On a CPU the tests of native kernels compare all methods in 16 bits, exactly.
 IN_16_BITS = [("hass", SAMPLED)]
 if os.environ["JAX_PLATFORMS"] != "cpu":

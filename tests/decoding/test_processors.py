@@ -328,6 +328,10 @@ def test_prefill_does_not_depend_on_the_values_of_processors_without_a_state():
     assert penalties[0] != penalties[1]
 
 
+def test_equal_biases_are_equal_settings_in_any_order():
+    assert Sampling(logit_bias={3: 1.0, 9: 2.0}) == Sampling(logit_bias={9: 2.0, 3: 1.0})
+
+
 def test_settings_out_of_bounds_are_rejected():
     assert_rejects_values_out_of_bounds(Sampling())
     with pytest.raises(SpecjaxError, match="`bad_words` holds an empty sequence"):
