@@ -11,11 +11,13 @@ namespace {
 
 constexpr float kLowest = -3.4e38f;
 
-// The slots that a query sees: [begin, end), and then those of `rest`.
+// The text of a query: the slots [0, end), and then those of `rest`. It sees all tokens but the first
+// `begin`, which a window hides.
 struct View {
   int64_t begin, end;
   std::vector<int32_t> rest;
   int64_t size() const { return end + (int64_t)rest.size(); }  // of the text, from slot 0
+  int64_t hidden() const { return std::max<int64_t>(begin - end, 0); }  // of `rest`
 };
 
 View view_of(const Pass& pass, int64_t row, int64_t window) {
@@ -25,13 +27,17 @@ View view_of(const Pass& pass, int64_t row, int64_t window) {
   View view;
   view.begin = std::lower_bound(positions, positions + length, oldest) - positions;
   view.end = length;
-  for (int64_t c = 0; c < pass.num_scratch && length + c < pass.num_slots; c++)
-    if (pass.visible[row * pass.num_scratch + c] && positions[length + c] >= oldest) {
-      if (view.end == length + c)
-        view.end++;
-      else
-        view.rest.push_back((int32_t)(length + c));
+  for (int64_t c = 0; c < pass.num_scratch && length + c < pass.num_slots; c++) {
+    if (!pass.visible[row * pass.num_scratch + c]) continue;
+    if (positions[length + c] < oldest) {
+      if (view.begin < view.size()) continue;
+      view.begin++;
     }
+    if (view.end == length + c)
+      view.end++;
+    else
+      view.rest.push_back((int32_t)(length + c));
+  }
   return view;
 }
 
@@ -184,14 +190,15 @@ void score(const Floating& keys, int64_t head_dim, const Rows& queries, int64_t 
 // Turns the scores of a query into weights, in the order of its text; returns their factor.
 float weigh(const Pass& pass, const Query& query, float* score) {
   const View& view = *query.view;
-  for (size_t i = 0; i < view.rest.size(); i++) score[view.end + i] = score[view.rest[i]];
+  for (size_t i = view.hidden(); i < view.rest.size(); i++)
+    score[view.end + i] = score[view.rest[i]];
   const int64_t from = view.begin / kPanel * kPanel;
   const float total = softmax(score, from, view.begin, view.size(), pass.scale, pass.softcap);
   const float factor = view.size() > view.begin ? 1 / total : 0;
   if (float* tapped = query.tapped) {
     std::fill(tapped, tapped + pass.num_slots, 0.0f);
     for (int64_t t = view.begin; t < view.end; t++) tapped[t] = score[t] * factor;
-    for (size_t i = 0; i < view.rest.size(); i++)
+    for (size_t i = view.hidden(); i < view.rest.size(); i++)
       tapped[view.rest[i]] = score[view.end + i] * factor;
   }
   return factor;
@@ -215,15 +222,16 @@ void mix_queries(const Floating& values, int64_t head_dim, int64_t at, int64_t s
       mix<T, 1>(values, head_dim, at, size, slots, first, to - first, weights + m * stride + first,
                 stride, out + m * size);
   };
-  for (int64_t m = 0; m < count; m++) mix_one(m, nullptr, queries[m].view->begin, cut);
+  for (int64_t m = 0; m < count; m++)
+    mix_one(m, nullptr, queries[m].view->begin, std::min(cut, queries[m].view->end));
   with_size(count, [&](auto tile) {
     mix<T, std::min(tile.value, kQueries)>(values, head_dim, at, size, nullptr, cut, end - cut,
                                            weights + cut, stride, out);
   });
   for (int64_t m = 0; m < count; m++) {
     const View& view = *queries[m].view;
-    mix_one(m, nullptr, end, view.end);
-    mix_one(m, view.rest.data(), view.end, view.size());
+    mix_one(m, nullptr, std::max(cut, end), view.end);
+    mix_one(m, view.rest.data() + view.hidden(), view.end + view.hidden(), view.size());
   }
 }
 

@@ -189,6 +189,20 @@ def test_nan_reaches_the_nodes_that_see_it_and_no_others(monkeypatch, instructio
         np.testing.assert_array_equal(is_nan, np.repeat(is_seen[:, None], 61, axis=1))
 
 
+def test_a_window_shorter_than_a_pass_does_not_change_a_token():
+    """The first tokens that a query sees are in its own pass, or were committed before it."""
+    model = Transformer(replace(LLAMA, num_hidden_layers=1, sliding_window=5))
+    params = native.pack_params(drawn(model))
+    tokens, passes = jax.random.randint(KEY, (1, 24), 0, 61), jax.jit(model.run)
+    cache, parts = model.new_cache(params, 1, 24), []
+    whole, _ = passes(params, causal_rows(tokens, cache.length), cache)
+    for at in range(24):
+        output, cache = passes(params, causal_rows(tokens[:, at : at + 1], cache.length), cache)
+        cache = cache.advance(jnp.ones(1, jnp.int32))
+        parts.append(output.logits)
+    np.testing.assert_array_equal(whole.logits, jnp.concatenate(parts, axis=1))
+
+
 DTYPES = ("bfloat16", "float16", "float32")
 QUICK = {"Avx512": "float16", "Avx2": "float32"}  # the others have bfloat16
 
