@@ -218,6 +218,13 @@ def llama3(writer: Any) -> None:
             ],
             {"rope": Rope("linear", 10000.0, 2.0)},
         ),
+        # llama.cpp takes a factor without type for linear, and a type without factor for none
+        (lambda writer: writer.add_rope_scaling_factor(2.0), {"rope": Rope("linear", 1e4, 2.0)}),
+        (
+            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+            {"rope": Rope()},
+        ),
+        (lambda writer: writer.add_causal_attention(True), {"model_type": "llama"}),
         (
             lambda writer: writer.add_sliding_window(16),
             {"model_type": "mistral", "sliding_window": 16},
@@ -234,6 +241,10 @@ def test_stated_variants_are_read(tmp_path, extra, change):
     ("extra", "message"),
     [
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "RoPE type 'yarn'"),
+        (
+            lambda w: w.add_causal_attention(False),
+            "llama.attention.causal = False is not",
+        ),
         (lambda w: w.add_value_length(4), "llama.attention.value_length = 4 is not supported"),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.arange(1, 5, dtype=np.float32)),

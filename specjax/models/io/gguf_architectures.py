@@ -113,7 +113,12 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Tran
     unread = {key[len(start) :]: metadata[key] for key in metadata if key.startswith(start)}
     fields = FIELDS | MORE_FIELDS
     values = {ours: unread.pop(theirs) for theirs, ours in fields.items() if theirs in unread}
-    scaling = unread.pop("rope.scaling.type", "none")
+    scaling = unread.pop("rope.scaling.type", "linear")
+    factor = unread.pop("rope.scaling.factor", None)
+    if scaling == "none" or (scaling == "linear" and not factor):
+        scaling = "default"
+    if not unread.pop("attention.causal", True):
+        raise SpecjaxError(f"{name}.attention.causal = False is not supported; use another model")
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     values = {
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
@@ -123,10 +128,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Tran
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
-        "rope_scaling": {
-            "rope_type": "default" if scaling == "none" else scaling,
-            "factor": unread.pop("rope.scaling.factor", None),
-        },
+        "rope_scaling": {"rope_type": scaling, "factor": factor},
         **values,
     }
     config = config_from(values | architecture.read(unread, tensors, values))
