@@ -65,6 +65,17 @@ def test_weights_are_cast_from_any_dtype_to_any(theirs, tmp_path, stored, wanted
     assert_same(load(checkpoints.save(tmp_path / "cast", theirs, stored), wanted), expected)
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_weight_too_large_for_float16_is_refused(folder, params, quantize):
+    large = np.asarray(params["norm"]["weight"]).copy()
+    large[3] = 1e6
+    rewrite(folder, **{"model.norm.weight": large})
+    options = {"quantize": quantize}
+    load_transformer(folder, read_config(folder), jnp.bfloat16, **options)
+    with pytest.raises(SpecjaxError, match=r"norm\.weight is NaN, infinite or too large for"):
+        load_transformer(folder, read_config(folder), jnp.float16, **options)
+
+
 def test_buffers_of_old_checkpoints_and_a_copy_of_the_table_are_ignored(folder, params):
     rewrite(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)})
     checkpoints.edit_config(folder, tie_word_embeddings=True)

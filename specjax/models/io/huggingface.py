@@ -275,10 +275,22 @@ def read_params(
                 leaf = cast_floats(leaf, dtype)
             else:
                 leaf = jax.block_until_ready(quantized_param(path, leaf, quantize, dtype))
+            if jnp.dtype(dtype) == jnp.float16 and tensor.dtype not in (*INTEGERS, "F16"):
+                _check_range(title, path, leaf)
             flat[path] = packed_param(path, leaf) if packed else leaf
             advance(tensor.num_bytes)
     params = unflatten_dict(flat, sep=".")
     return params if quantize is None else place(params, placement)
+
+
+def _check_range(title: str, path: str, leaf: Any) -> None:
+    """Raises SpecjaxError unless float16 holds all numbers of a param."""
+    for part in jax.tree.leaves(leaf):
+        if jnp.issubdtype(part.dtype, jnp.floating) and not jnp.isfinite(part).all():
+            raise SpecjaxError(
+                f"{title}: a number of {path} is NaN, infinite or too large for float16; use "
+                "float32 or bfloat16"
+            )
 
 
 def _spread(tensor: StoredTensor, path: str, placement: Placement) -> jax.Array:
