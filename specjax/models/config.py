@@ -33,8 +33,8 @@ def _size(default: Any = dataclasses.MISSING, at_most: int = MAX_WHOLE) -> Any:
     return setting(default, at_least=1, at_most=at_most, advice=CHECK)  # beyond: a damaged config
 
 
-def _positive(default: Any) -> Any:
-    return setting(default, above=0, advice=CHECK)
+def _positive(default: Any, **bounds: Any) -> Any:
+    return setting(default, above=0, advice=CHECK, **bounds)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ class Rope:
     short_factor: tuple[float, ...] = _positive(())  # longrope: frequency divisors of short prompts
     long_factor: tuple[float, ...] = _positive(())
     attention_factor: float = _positive(1.0)  # longrope: of cosine and sine
-    partial_rotary_factor: float = _positive(1.0)  # the share of a head that is rotated
+    partial_rotary_factor: float = _positive(1.0, at_most=1)  # the share of a head that is rotated
+
+    def num_rotated(self, head_dim: int) -> int:
+        """Returns how many numbers of a head are rotated; the last of an odd number has a pair."""
+        return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(
         self, head_dim: int, max_position_embeddings: int, text_length: Int[Array, "B Q"]
@@ -66,7 +70,7 @@ class Rope:
         `text_length` is the length of the text when a row is computed; with `longrope`, that of the
         prompt. The base of `dynamic` grows with the part beyond `max_position_embeddings`.
         """
-        head_dim = int(head_dim * self.partial_rotary_factor)
+        head_dim = self.num_rotated(head_dim)
         exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
         if self.rope_type == "dynamic":
             length = jnp.maximum(text_length, max_position_embeddings).astype(jnp.float32)
@@ -115,7 +119,7 @@ class Rope:
         theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
         if kind == "longrope":
             scaling |= _longrope(values, scaling)
-        names = [option.name for option in dataclasses.fields(cls)[2:-1]]
+        names = ROPE_TYPES[kind] + (("attention_factor",) if kind == "longrope" else ())
         extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
         if missing := [name for name in ROPE_TYPES[kind] if name not in extras]:
             raise SpecjaxError(
@@ -208,7 +212,13 @@ class TransformerConfig:
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} "
                 f"layers; {CHECK}"
             )
-        pairs = int(self.head_dim * self.rope.partial_rotary_factor) // 2
+        num_rotated = self.rope.num_rotated(self.head_dim)
+        if self.rope.rope_type == "dynamic" and num_rotated < 4:
+            raise SpecjaxError(
+                f"RoPE type 'dynamic' rotates at least 2 pairs, but head_dim is {self.head_dim}; "
+                f"{CHECK}"
+            )
+        pairs = (num_rotated + 1) // 2
         for factors in (self.rope.short_factor, self.rope.long_factor):
             if len(factors) not in (0, pairs):
                 raise SpecjaxError(

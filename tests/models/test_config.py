@@ -99,6 +99,14 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
     assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
 
 
+def test_keys_that_transformers_ignores_have_no_effect(tmp_path):
+    linear = {"type": "linear", "factor": 2.0}
+    plain = read(tmp_path, rope_scaling=linear)
+    assert read(tmp_path, rope_scaling=linear | {"attention_factor": 2.0}) == plain
+    gemma = read(tmp_path, model_type="gemma3_text", attn_logit_softcapping=2.0)
+    assert gemma.variant.attn_logit_softcapping is None
+
+
 MISTRAL = {"model_type": "mistral", "num_key_value_heads": 4}
 PHI3 = {"model_type": "phi3"}
 
@@ -129,6 +137,16 @@ PHI3 = {"model_type": "phi3"}
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
         ({"rope_scaling": {"type": "yarn"}}, "'yarn'.*default, linear, dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*full rotary heads"),
+        (
+            PHI3 | {"rope_scaling": LONG, "head_dim": 18, "partial_rotary_factor": 0.5},
+            "LongRoPE has 4 entries for 5 rotated pairs",
+        ),
+        (
+            PHI3 | {"partial_rotary_factor": 1.5},
+            "must be above 0 and at most 1, got 1.5",
+        ),
+        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "at least 2 pairs"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"max_position_embeddings": 2**31}, "`max_position_embeddings` must be at least 1 and at"),
     ],
 )

@@ -56,6 +56,8 @@ def config_from(values: Mapping[str, Any]) -> TransformerConfig:
     renamed = {ours: values[theirs] for ours, theirs in family.keys.items() if theirs in values}
     values = {**family.defaults, **values, **renamed}
     check_sizes(values)
+    if values.get("num_hidden_layers") == 0:  # only a part of a head may have none
+        raise SpecjaxError("num_hidden_layers is 0; check the config")
     try:
         return family.read(values)
     except KeyError as missing:

@@ -73,6 +73,7 @@ def read_gemma3(values: Mapping[str, Any]) -> TransformerConfig:
         for kind, old in ropes.items()
     )
     variant = _variant(values) | {"has_qk_norm": True, "sliding_rope": sliding_rope}
+    variant["attn_logit_softcapping"] = None  # the key has no effect in transformers
     return read_common(values, variant, rope=rope, **layers)
 
 
