@@ -14,6 +14,8 @@ from specjax.models.quantize import dequantized, is_stored, sign_checksum
 from specjax.models.sharding import on_host
 from specjax.models.target import Target
 
+NUM_WHOLE = 4096  # values of an array of whole numbers that a checksum takes at most
+
 
 def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
     """Returns the sizes of a model and a checksum of the signs of some of its embeddings.
@@ -40,9 +42,17 @@ class FrozenModel(NamedTuple):
 
 
 def params_fingerprint(params: Any) -> str:
-    """Returns a checksum of the signs of some weights of a head."""
+    """Returns a checksum of the signs of some weights of a head, and of whole numbers.
+
+    Of an array of whole numbers, as in a datastore, it takes the shape and values all over it.
+    """
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored):
+        if not is_stored(leaf) and jnp.issubdtype(leaf.dtype, jnp.integer):
+            some = leaf.ravel()[:: -(-leaf.size // NUM_WHOLE) or 1]
+            total = zlib.crc32(repr((leaf.shape, on_host(some).tolist())).encode(), total)
+            total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
+            continue
         if is_stored(leaf):
             leaf = dequantized(leaf[jnp.arange(min(64, leaf.shape[0]))])
         corner = on_host(leaf[tuple(slice(64) for _ in leaf.shape)]).astype(np.float32)

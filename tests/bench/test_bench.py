@@ -27,6 +27,9 @@ from specjax.bench.ties import NearTies, near_tie_in
 from specjax.core import memory
 from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
+from specjax.data import datastore
+from specjax.decoding.drafter import Params
+from specjax.decoding.engine import Engine
 from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
@@ -306,6 +309,18 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(target, tmp_path, cap
     assert list(map(figures, rows)) == list(map(figures, whole_run))
     with pytest.raises(SpecjaxError, match=r"holds another run .*runs was 2, now 3"):
         bench(replace(options, runs=3))
+
+
+def test_another_datastore_is_another_drafter(target):
+    def settings(*documents):
+        built = datastore.build(documents, vocab_size=320)
+        drafter = METHODS.make("rest", target.config, {})
+        engine = Engine(target.model, drafter, max_new_tokens=8)
+        return Runner("rest", engine, Params(target.params, datastore.params(built)), 32).settings
+
+    long = list(range(2, 302))
+    assert settings(long) == settings(long)
+    assert len({settings(long), settings([*long[:-1], 5]), settings(long, [7])}) == 3
 
 
 def test_every_temperature_and_batch_size_has_a_table(target, tmp_path, capsys):
