@@ -140,6 +140,11 @@ def parse_variants(
     from specjax.loading.methods import METHODS
 
     names, sources = _method_names(methods), sources_in(drafters)
+    if ALL_METHODS in sources:
+        raise SpecjaxError(
+            f"--drafter {ALL_METHODS}={sources[ALL_METHODS]} names no method; name the one that "
+            "reads it"
+        )
     settings_of: dict[str, list[str]] = {}
     for assignment in settings:
         name, dot, setting = assignment.partition(".")
