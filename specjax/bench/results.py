@@ -133,6 +133,11 @@ def read_results(path: Path) -> FinishedResults:
     if not folder.has_run:
         raise SpecjaxError(f"{path} holds no benchmark; run `specjax bench --out {path}` first")
     about = read_json(folder.path / RUN)
+    if not isinstance(about.get("methods", {}), dict) or "bandwidth" in about:
+        raise SpecjaxError(
+            f"{folder.path / RUN} is not as `specjax bench` wrote it; run the benchmark again in a "
+            "new folder"
+        )
     rows = list(folder.records(ROWS, _row))
     if not rows:
         raise SpecjaxError(f"{path} has no results yet; repeat its command to finish it")
@@ -178,7 +183,7 @@ def _program(line: Mapping[str, Any]) -> tuple[str, Program]:
 
 def _row(line: Mapping[str, Any]) -> Measurement:
     values = {field.name: line[field.name] for field in fields(Measurement)}
-    values["published"] = Published(**values["published"])
+    values["published"] = Published(**declared_fields(Published, values["published"]))
     return Measurement(**declared_fields(Measurement, values))
 
 

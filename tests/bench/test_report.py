@@ -8,8 +8,10 @@ import pytest
 from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.report import plots
 from specjax.bench.report.markdown import PASSED, write_report
-from specjax.bench.results import Condition, open_results
+from specjax.bench.results import RUN, Condition, open_results
 from specjax.bench.summary import summarise
+from specjax.core.errors import SpecjaxError
+from specjax.core.folder import RunFolder
 from specjax.run.tasks import TaskPrompt
 
 ABOUT = {
@@ -99,6 +101,20 @@ def test_problems_come_first_and_what_there_is_not_is_left_out(folder):
     assert PASSED not in report
     assert report.index("> - T=0, batch 1: DIFFERENT TOKENS: peer") < report.index("## ")
     assert "| NO |" in report
+
+
+@pytest.mark.parametrize("about", [{"methods": [1]}, {"methods": 2}, {"bandwidth": "x"}])
+def test_a_damaged_description_is_one_error(folder, about):
+    RunFolder(folder).write_json(RUN, ABOUT | about)
+    with pytest.raises(SpecjaxError, match=r"run\.json is not as `specjax bench` wrote it"):
+        write_report(folder)
+
+
+def test_a_damaged_figure_is_one_error(folder):
+    rows = folder / "rows.jsonl"
+    rows.write_text(rows.read_text().replace('"tau": ', '"tau": "x", "ignored": '))
+    with pytest.raises(SpecjaxError, match=r"rows\.jsonl:1 is damaged"):
+        write_report(folder)
 
 
 def test_lossy_acceptance_is_reported(tmp_path):
