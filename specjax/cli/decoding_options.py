@@ -86,7 +86,7 @@ class MethodOptions(PassOptions):
         target = self.load_target(revision=self.revision)
         loaded = load_drafter(self.method, target, self.drafter, self.tuned, **settings)
         if self.method == "auto":
-            safe_console(stderr=True, soft_wrap=True).print(auto_choice(target, self.tuned))
+            safe_console(stderr=True, soft_wrap=True).print(str(auto_choice(target, self.tuned)))
         return target, loaded
 
 

@@ -90,6 +90,12 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
     assert load_drafter("auto", load(tiny), tuned=out)[0].break_even == choice.break_even
 
 
+def test_generate_says_in_a_line_what_auto_is(tiny, cache, capsys):
+    ids = ("generate", "--target", str(tiny), "--prompt-ids", "5,6,5", "--max-new-tokens", "2")
+    assert main([*ids, "--method", "auto"]) == 0
+    assert "auto is pld, not tuned: `specjax tune machine`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
