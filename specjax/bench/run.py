@@ -151,7 +151,10 @@ def check(options: BenchOptions) -> None:
         raise SpecjaxError(
             "peers draw other noise, so their texts differ; use temperature 0 with peers"
         )
-    for name in names_in(options.peers):
+    names = names_in(options.peers)
+    if len(set(names)) < len(names):
+        raise SpecjaxError(f"--peers {options.peers!r} must list different libraries")
+    for name in names:
         companion("peers").check_peer(name, batch_sizes)
 
 

@@ -410,6 +410,7 @@ def test_chats_take_a_system_message_and_another_template(target, tmp_path):
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
         ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; its settings"),
         ({"tasks": "no/such/file"}, "does not exist"),
+        ({"peers": "transformers,transformers"}, "must list different libraries"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),
         ({"out": Path()}, "holds no benchmark"),
