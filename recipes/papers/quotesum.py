@@ -116,6 +116,10 @@ def _example(fields: dict[str, Any]) -> QuoteSumExample:
     ]
     if not sources:
         raise ValueError("no source1 to source8")
+    texts = [value for name, value in fields.items() if name.startswith(("title", "source"))]
+    known = (*filter(None, texts), fields["question"])
+    if wrong := [text for text in known if not isinstance(text, str)]:
+        raise TypeError(f"no text, but {wrong[0]!r}")
     context = "\n".join([*sources, f"Question: {fields['question']}", "Answer: "])
     answer, quotes, end = "", [], 0
     for mark in MARK.finditer(fields["summary"]):

@@ -25,6 +25,19 @@ def test_marks_are_taken_out_and_remembered(tmp_path):
     assert second.quotes == ()
 
 
+def test_a_field_that_is_no_text_is_left_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    good = {"question": "why?", "source1": "because", "title1": None, "summary": "so"}
+    bad = [
+        good | other
+        for other in ({"question": 3}, {"question": None}, {"source1": {"a": 1}}, {"title1": ["x"]})
+    ]
+    path.write_text("\n".join(map(json.dumps, [good, *bad])))
+    examples, complaints = read_quotesum(path)
+    assert len(examples) == 1
+    assert "a.jsonl:2 is not a QuoteSum example (TypeError: no text, but 3)" in complaints[0]
+
+
 def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, tiny):
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     path = write(tmp_path / "a.jsonl", "So [ 2 because of it ] .")
