@@ -23,10 +23,12 @@ class Reproduce(RecipeOptions):
 
     def run(self) -> None:
         """Runs the recipe, or lists all."""
+        from specjax.bench.options import sources_in
         from specjax.cli.environment import use_compilation_cache
         from specjax.cli.output import print_rows
         from specjax.core.files import writable_folder
         from specjax.core.folder import RunFolder
+        from specjax.loading.methods import METHODS
 
         from .estimate import rows
         from .recipe import read_recipe
@@ -37,6 +39,8 @@ class Reproduce(RecipeOptions):
             print("\n`specjax reproduce NAME` runs one. Hours on one GPU, and GB, are estimates.")
             return
         recipe = read_recipe(self.name)
+        for method in sources_in(self.drafter):
+            METHODS.check(method, {})
         out = writable_folder(self.out)
         use_compilation_cache()
         given = {"max_new_tokens": self.max_new_tokens, "runs": self.runs}

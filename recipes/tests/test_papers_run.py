@@ -146,6 +146,7 @@ def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
     "arguments, message",
     [
         (["small-table-1", "--model", "vicuna"], "has no model 'vicuna', but m"),
+        (["small-table-1", "--drafter", "eagel=x"], "method 'eagel' is unknown"),
         (["small-table-1", "--limit", "0"], "--limit must be at least 1"),
         (["small-table-1"], "Edits is not on the hub; get it from https://edits"),
     ],
