@@ -59,8 +59,13 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.manager.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            with self._saving():
+                self.manager.close()
+        except SpecjaxError:  # a full disk often stops the run elsewhere first
+            if kind is None:
+                raise
 
     def steps(self) -> list[int]:
         """Returns the steps that were saved, the newest first."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from typing import Any, cast
 
 import jax
@@ -40,7 +41,7 @@ class TrainingRun:
 
     folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
     checkpoints: Checkpoints | None = None
-    tensorboard: Any = None
+    tensorboard: "TensorBoard | None" = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def restore(self, state: PyTree, batches: Any) -> tuple[int, PyTree]:
@@ -66,7 +67,7 @@ class TrainingRun:
             logged = list(self.folder.records(METRICS, lambda line: int(line["step"])))
             self.folder.truncate(METRICS, sum(number <= step for number in logged))
             if logged:
-                self._hide_after(step)
+                self.tensorboard.hide_after(step)
         return step, state
 
     def best(self, state: PyTree) -> tuple[int, float, PyTree] | None:
@@ -85,14 +86,6 @@ class TrainingRun:
                 yield step, *cast(Checkpoints, self.checkpoints).read(step, state)
             except SpecjaxError as error:
                 warn(f"Skipped corrupt checkpoint {step} ({error}).")
-
-    def _hide_after(self, step: int) -> None:
-        """Makes TensorBoard hide what earlier starts logged after this step."""
-        from tensorboardX.proto import event_pb2
-
-        event: Any = event_pb2  # pyright does not see the names that protobuf makes
-        restart = event.SessionLog(status=event.SessionLog.START)
-        self.tensorboard.file_writer.add_event(event.Event(step=step + 1, session_log=restart))
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Appends a line to the metrics; a list holds one number per depth."""
@@ -118,6 +111,50 @@ class TrainingRun:
             self.checkpoints.wait()
 
 
+class TensorBoard:
+    """Writes events for TensorBoard at once: their own thread would block a run on a full disk."""
+
+    def __init__(self, folder: Path):
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self.folder = folder
+        with writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.events = EventsWriter(str(folder / "events"))
+
+    def __enter__(self) -> "TensorBoard":
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            with writable(self.folder):
+                self.events.close()
+        except SpecjaxError:
+            if kind is None:
+                raise
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Adds a number of a step."""
+        from tensorboardX.summary import scalar
+
+        self._add(step=step, summary=scalar(name, value))
+
+    def hide_after(self, step: int) -> None:
+        """Makes TensorBoard hide what earlier starts logged after this step."""
+        from tensorboardX.proto import event_pb2
+
+        log: Any = event_pb2  # pyright does not see the names that protobuf makes
+        self._add(step=step + 1, session_log=log.SessionLog(status=log.SessionLog.START))
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboardX.proto import event_pb2
+
+        kinds: Any = event_pb2
+        with writable(self.folder):
+            self.events.write_event(kinds.Event(wall_time=time(), **fields))
+            self.events.flush()
+
+
 @contextmanager
 def open_run(
     folder: str | Path | None,
@@ -133,8 +170,6 @@ def open_run(
     if folder is None:
         yield TrainingRun()
         return
-    from tensorboardX import SummaryWriter
-
     run_folder = RunFolder(expand_user(folder).absolute())
     path, is_first = run_folder.path, jax.process_index() == 0
     with run_folder.lock() if is_first else nullcontext():
@@ -144,7 +179,7 @@ def open_run(
         with (
             quiet(),
             Checkpoints(place or str(path / CHECKPOINTS), keep_last) as checkpoints,
-            SummaryWriter(str(path / TENSORBOARD)) if is_first else nullcontext() as tensorboard,
+            TensorBoard(path / TENSORBOARD) if is_first else nullcontext() as tensorboard,
         ):
             yield (run := TrainingRun(run_folder, checkpoints, tensorboard, config))
             run.wait()

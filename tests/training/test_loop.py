@@ -1,5 +1,6 @@
 """The loop: an interrupted run ends with the bits of a whole one, whatever interrupted it."""
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tensorboardX.record_writer import RecordWriter
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped
@@ -238,3 +240,14 @@ def test_a_signal_ends_the_step_saves_and_explains_how_to_continue(tmp_path):
     assert same_bits(resumed, whole())
     assert taken[0] == 5
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_full_disk_ends_the_run_wherever_it_shows_first(tmp_path, monkeypatch):
+    """A writer of TensorBoard in another thread would die and leave the run waiting for it."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "flush", full)
+    with pytest.raises(SpecjaxError, match=r"tensorboard \(No space left"):
+        run(tmp_path, options=OPTIONS)
