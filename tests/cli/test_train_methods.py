@@ -60,6 +60,13 @@ def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path):
     assert weights and all(before[name] == after[name] for name in weights)
 
 
+@pytest.mark.parametrize("count", [0, 20])
+def test_a_head_with_an_lm_head_keeps_its_draft_vocabulary(runs, train, tmp_path, capsys, count):
+    arguments = (*TWO_STEPS, *SHAPES["eagle3"], "--start", str(runs["eagle3"]))
+    assert train("eagle3", tmp_path / "run", *arguments, "--draft-vocab", str(count)) == 2
+    assert f"draft_vocab_size 30, but the options request {count}" in capsys.readouterr().err
+
+
 def test_eagles_parallel_head_starts_from_an_eagle_head(train, tmp_path):
     eagle = tmp_path / "eagle"
     assert train("eagle", eagle, *TWO_STEPS) == 0
