@@ -68,10 +68,11 @@ def _kept(parts: Path, dtype: DTypeLike, width: int) -> dict[str, Float[np.ndarr
     kept = {}
     for part in sorted(parts.glob("[!.]*")):
         sizes = read_json(part / SIZES)
-        ends = np.cumsum([*sizes.values()])
+        are_sizes = all(type(size) is int and size >= 0 for size in sizes.values())
+        ends = np.cumsum([*sizes.values()]) if are_sizes else ()
         with readable(part / STATES):
             size = (part / STATES).stat().st_size
-            if not sizes or size != ends[-1] * width * np.dtype(dtype).itemsize:
+            if not len(ends) or size != ends[-1] * width * np.dtype(dtype).itemsize:
                 raise SpecjaxError(f"{part} is damaged; delete it, and the next run makes it again")
             states = np.memmap(part / STATES, dtype, "r")
         kept |= dict(zip(sizes, np.split(states.reshape(-1, width), ends[:-1]), strict=True))

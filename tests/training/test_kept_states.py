@@ -81,6 +81,15 @@ def test_damaged_states_are_an_error(tmp_path, end):
         with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
 
 
+@pytest.mark.parametrize("sizes", ['{"a": "x"}', '{"a": null}', "{}"])
+def test_damaged_sizes_are_an_error(tmp_path, sizes):
+    with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
+    (file,) = tmp_path.glob(f"*/*/{kept_states.SIZES}")
+    file.write_text(sizes)
+    with pytest.raises(SpecjaxError, match="is damaged; delete"):
+        with_hidden_states(EXAMPLES, MODEL, LAYERS, tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecjaxError, match="file"):
