@@ -13,7 +13,7 @@ says that the last answer is unfinished.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,7 +156,7 @@ def conversation_of(row: Any) -> Conversation:
     fields = {name: value for name, value in items if value is not None}
     for name in TURN_KEYS:
         if name in fields:
-            return replace(_of_turns(_turns(fields[name])), is_cut=fields.get("is_cut") is True)
+            return _of_turns(_turns(fields[name]), fields)
     if "instruction" in fields:
         parts = [_text(fields[name], name) for name in ("instruction", "input") if name in fields]
         return _of_pair("\n".join(filter(None, parts)), fields, ("output", "response"))
@@ -172,7 +172,8 @@ def conversation_of(row: Any) -> Conversation:
 
 def _of_pair(question: str, fields: dict[str, Any], answer_names: Sequence[str]) -> Conversation:
     answers = [_text(fields[name], name) for name in answer_names if name in fields]
-    return _of_turns([Turn(USER, question), *(Turn(ASSISTANT, text) for text in answers[:1])])
+    turns = [Turn(USER, question), *(Turn(ASSISTANT, text) for text in answers[:1])]
+    return _of_turns(turns, fields)
 
 
 def _turns(rows: Any) -> list[Turn]:
@@ -194,7 +195,7 @@ def _text(value: Any, place: str) -> str:
     return text
 
 
-def _of_turns(turns: Sequence[Turn]) -> Conversation:
+def _of_turns(turns: Sequence[Turn], fields: dict[str, Any]) -> Conversation:
     """Drops answers before the first question, which a cut conversation may begin with."""
     system = [turn for turn in turns[:1] if turn.role == SYSTEM]
     rest = list(turns[len(system) :])
@@ -204,4 +205,4 @@ def _of_turns(turns: Sequence[Turn]) -> Conversation:
         raise SpecjaxError("has a system turn that is not the first")
     if not rest:
         raise SpecjaxError("has no user turns")
-    return Conversation((*system, *rest))
+    return Conversation((*system, *rest), is_cut=fields.get("is_cut") is True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.data.conversations import Conversation, Turn, read_conversations
+from specjax.data.conversations import Conversation, Turn, conversation_of, read_conversations
 
 PAIR = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -159,3 +159,11 @@ def test_a_text_file_is_plain_text_cut_at_blank_lines(tmp_path):
     assert [text.count("word") for text in found] == [900] * 18
     file.write_bytes(b"\r\n\r\n".join([b"word " * 20] * 40))
     assert [each.text.count("word") for each in read_conversations([file])] == [60] * 13 + [20]
+
+
+@pytest.mark.parametrize(
+    "form", [{"prompt": "Hi", "response": "He"}, {"instruction": "Hi", "output": "He"}]
+)
+def test_an_answer_of_any_form_can_be_cut(form):
+    assert conversation_of({**form, "is_cut": True}).is_cut
+    assert not conversation_of(form).is_cut
