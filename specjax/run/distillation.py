@@ -291,13 +291,13 @@ def with_answer(
     prompt: Ids,
     answer: Ids,
 ) -> Conversation | None:
-    """Appends the answer to a conversation, or to a plain text, which is None if it is empty."""
+    """Appends the answer to a conversation, or to a plain text, which is None if it is blank."""
     is_cut = not answer or answer[-1] not in target.eos
     answer = answer if is_cut else answer[:-1]
     ids = [*prompt, *answer] if conversation.text else answer
     text = target.require_tokenizer().decode(ids, skip_special_tokens=True)
     if conversation.text:
-        return Conversation(text=text) if text else None
+        return Conversation(text=text) if text.strip() else None
     turns = _next_turns(conversation, so_far)
     return Conversation((*turns, Turn(ASSISTANT, text)), is_cut=is_cut)
 

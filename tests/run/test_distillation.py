@@ -271,3 +271,10 @@ def test_prompts_leave_room_for_their_answers(target, max_new_tokens):
     whole = chat_ids(target.tokenizer, "best value")
     prompt = prompt_of(target, ask("best value"), LONGEST, max_new_tokens)
     assert tuple(prompt) == (whole if len(whole) <= room else ())
+
+
+def test_a_blank_text_is_left_out_and_the_file_still_resumes(target, answer, monkeypatch):
+    monkeypatch.setattr(type(target.tokenizer), "decode", lambda *_, **__: "\n\n")
+    texts = [Conversation(text="best value in total"), ask("best value")]
+    for resume in (False, True):
+        assert len(answer(texts, resume=resume)) == 1
