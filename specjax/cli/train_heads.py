@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
+import numpy as np
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.acceptance import acceptance, advice
@@ -33,7 +34,8 @@ from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.sharding import DATA, check_batch, make_mesh
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
-from specjax.training.data import DataOptions
+from specjax.training.checkpoints import checksum
+from specjax.training.data import DataOptions, teaches
 from specjax.training.examples import Example, tokenize_all
 from specjax.training.heads import HeadSettings, check_trainable, shape_of, train_head
 from specjax.training.kept_states import with_hidden_states
@@ -191,12 +193,13 @@ class TrainHead(TargetOptions):
         """Returns the options of the loop, with --epochs converted to steps."""
         if self.loop.num_steps is not None or self.epochs == 0:
             return self.loop
-        num_sequences = len(examples)
+        useful = [example for example in examples if teaches(example)]  # `batches` skips others
+        num_sequences = len(useful)
         if batches.packing:
-            num_sequences = sum(len(example.tokens) for example in examples) / batches.longest
+            num_sequences = sum(len(example.tokens) for example in useful) / batches.longest
         per_step = batches.batch_size * self.optimizer.accumulate
         num_steps = max(1, round(self.epochs * num_sequences / per_step))
-        print(f"{num_steps} steps: {self.epochs:g} epochs of {len(examples)} texts")
+        print(f"{num_steps} steps: {self.epochs:g} epochs of {len(useful)} texts")
         return replace(self.loop, num_steps=num_steps)
 
     def head_to_train(self, target: LoadedTarget) -> tuple[Any, Any]:
@@ -217,12 +220,13 @@ class TrainHead(TargetOptions):
         if is_free:
             drafted = new_head.config.draft_vocab_size
             head = type(head)(replace(head.config, draft_vocab_size=drafted))
-        requested = shape_of(new_head)
-        for name, value in shape_of(head).items():
-            if value != requested.get(name, 0):
+        shape, requested = shape_of(head), shape_of(new_head)
+        for name in shape | requested:  # a shape lacks a draft vocabulary of all tokens
+            value, wanted = shape.get(name, 0), requested.get(name, 0)
+            if value != wanted:
                 flag = self.training.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
-                    f"{self.start} has {name} {value}, but the options request {requested[name]}; "
+                    f"{self.start} has {name} {value}, but the options request {wanted}; "
                     f"set {flag} to match that head"
                 )
         return head, params
@@ -284,4 +288,5 @@ def evaluation(
         rates = [round(rate, 4) for rate in measured.rates]
         return {"accepted_length": measured.accepted_length, "acceptance_rates": rates}
 
-    return Evaluation(measure, "accepted_length")
+    about = {"eval_tokens": max_new_tokens, "prompts": checksum(list(map(np.asarray, prompts)))}
+    return Evaluation(measure, "accepted_length", about)

@@ -77,6 +77,8 @@ def train_head(
         "texts": checksum([(example.tokens, example.is_answer) for example in examples]),
         "start": None if start is None else checksum(start),
     }
+    if evaluation is not None and evaluation.about:
+        config["evaluation"] = evaluation.about  # scores of other measurements cannot be compared
     if examples and examples[0].hidden is not None:
         config["hidden_states"] = "kept"  # read in other batches, which changes last bits
     trained = train(

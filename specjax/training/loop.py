@@ -7,7 +7,7 @@ its own devices, so that a run does not depend on the number of processes.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Evaluation:
 
     measure: Callable[[PyTree], Mapping[str, Any]]
     score: str
+    about: Mapping[str, Any] = field(default_factory=dict)  # JSON: what it measures on
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,6 +114,8 @@ def test_epochs_count_texts_or_packed_tokens():
     for packing, num_steps in ((True, 3 * 200 / 100 / 2), (False, round(4.5))):
         batches = DataOptions(batch_size=2, longest=100, packing=packing)
         assert command.loop_for(examples, batches).num_steps == num_steps
+        without_answer = Example(np.zeros(100, np.int32), np.zeros(100, bool))
+        assert command.loop_for([*examples, without_answer], batches).num_steps == num_steps
 
 
 # ---- Going on -----------------------------------------------------------------------------------
@@ -124,6 +126,7 @@ def test_epochs_count_texts_or_packed_tokens():
     [
         ("eagle", (), "already holds a run; add --resume to continue it"),
         ("eagle", ("--resume", "--learning-rate", "1e-3"), "(learning_rate was "),
+        ("eagle", ("--resume", "--eval-tokens", "9"), "(eval_tokens was 8, now 9"),
         ("hass", ("--resume",), "align_steps"),
     ],
 )
