@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
@@ -36,7 +37,7 @@ class Chat(DecodingOptions):
         from specjax.cli.generation import timed_text
         from specjax.cli.generation_output import GenerateOutput
 
-        if hasattr(sys.stdin, "reconfigure"):  # what is not UTF-8 becomes an error of one line
+        if isinstance(sys.stdin, TextIOWrapper):  # what is not UTF-8 becomes an error of one line
             sys.stdin.reconfigure(errors="surrogateescape")
         output = GenerateOutput(is_json=False)
         target, request_for = self.load()

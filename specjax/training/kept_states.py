@@ -69,7 +69,7 @@ def _kept(parts: Path, dtype: DTypeLike, width: int) -> dict[str, Float[np.ndarr
     for part in sorted(parts.glob("[!.]*")):
         sizes = read_json(part / SIZES)
         are_sizes = all(type(size) is int and size >= 0 for size in sizes.values())
-        ends = np.cumsum([*sizes.values()]) if are_sizes else ()
+        ends = np.cumsum([*sizes.values()]) if are_sizes else np.empty(0, int)
         with readable(part / STATES):
             size = (part / STATES).stat().st_size
             if not len(ends) or size != ends[-1] * width * np.dtype(dtype).itemsize:
