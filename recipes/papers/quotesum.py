@@ -116,10 +116,10 @@ def _example(fields: dict[str, Any]) -> QuoteSumExample:
     ]
     if not sources:
         raise ValueError("no source1 to source8")
-    texts = [value for name, value in fields.items() if name.startswith(("title", "source"))]
-    known = (*filter(None, texts), fields["question"])
-    if wrong := [text for text in known if not isinstance(text, str)]:
-        raise TypeError(f"no text, but {wrong[0]!r}")
+    names = [f"{kind}{n}" for kind in ("title", "source") for n in range(1, NUM_SOURCES + 1)]
+    texts = [*filter(None, map(fields.get, names)), fields["question"]]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"{wrong[0]!r} is not a text")
     context = "\n".join([*sources, f"Question: {fields['question']}", "Answer: "])
     answer, quotes, end = "", [], 0
     for mark in MARK.finditer(fields["summary"]):

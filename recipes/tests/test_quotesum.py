@@ -35,7 +35,7 @@ def test_a_field_that_is_no_text_is_left_out(tmp_path):
     path.write_text("\n".join(map(json.dumps, [good, *bad])))
     examples, complaints = read_quotesum(path)
     assert len(examples) == 1
-    assert "a.jsonl:2 is not a QuoteSum example (TypeError: no text, but 3)" in complaints[0]
+    assert "a.jsonl:2 is not a QuoteSum example (TypeError: 3 is not a text)" in complaints[0]
 
 
 def test_a_token_is_quoted_if_it_touches_a_quote(tmp_path, tiny):

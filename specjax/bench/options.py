@@ -142,7 +142,7 @@ def parse_variants(
     names, sources = _method_names(methods), sources_in(drafters)
     if ALL_METHODS in sources:
         raise SpecjaxError(
-            f"--drafter {ALL_METHODS}={sources[ALL_METHODS]} names no method; name the one that "
+            f"--drafter {ALL_METHODS}={sources[ALL_METHODS]} must name one method: the one that "
             "reads it"
         )
     settings_of: dict[str, list[str]] = {}

@@ -133,7 +133,7 @@ def read_results(path: Path) -> FinishedResults:
     if not folder.has_run:
         raise SpecjaxError(f"{path} holds no benchmark; run `specjax bench --out {path}` first")
     about = read_json(folder.path / RUN)
-    if not isinstance(about.get("methods", {}), dict) or "bandwidth" in about:
+    if not isinstance(about.get("methods", {}), dict) or "bandwidth" in about:  # read below
         raise SpecjaxError(
             f"{folder.path / RUN} is not as `specjax bench` wrote it; run the benchmark again in a "
             "new folder"

@@ -37,7 +37,7 @@ class Chat(DecodingOptions):
         from specjax.cli.generation import timed_text
         from specjax.cli.generation_output import GenerateOutput
 
-        if isinstance(sys.stdin, TextIOWrapper):  # what is not UTF-8 becomes an error of one line
+        if isinstance(sys.stdin, TextIOWrapper):  # other bytes become a one-line error
             sys.stdin.reconfigure(errors="surrogateescape")
         output = GenerateOutput(is_json=False)
         target, request_for = self.load()

@@ -105,7 +105,7 @@ class DecodingOptions(MethodOptions):
     stop: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="TEXT")] = ()
     """Stop before this text would appear."""
     ignore_eos: bool = False
-    """Ignore EOS and generate up to --max-new-tokens."""
+    """Ignore EOS and generate up to --max-new-tokens; not with a grammar."""
     min_p: float = setting(0.0, at_least=0, at_most=1)
     """Sample only from tokens at least this many times as likely as the most likely one."""
     repetition_penalty: float = setting(1.0, above=0)

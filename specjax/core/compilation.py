@@ -1,7 +1,7 @@
 """`jax.jit` for loops: on a GPU they become one CUDA graph, and types are always JAX's default."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, wraps
 from types import MethodType
 from typing import Any
 
@@ -52,6 +52,7 @@ class jit_loops:
 def with_default_types(function: Callable) -> Callable:
     """Traces as if the user had switched on neither x64 nor strict promotion."""
 
+    @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
             return function(*args, **kwargs)

@@ -418,7 +418,7 @@ def append(
     """Appends path and bonus, cut after EOS and at `max_length`; returns the numbers of tokens.
 
     Log-probabilities of the new tokens are recorded if they are computed. A sequence whose logits
-    are not finite is done and keeps its tokens.
+    after the path are not finite gets the path alone and is done, unless it ends there anyway.
     """
     steps = jnp.arange(verification.path.shape[1])[None, :]
     new_tokens = verification.new_tokens(tree)
@@ -428,7 +428,7 @@ def append(
     is_eos = jnp.isin(new_tokens, jnp.asarray(eos, jnp.int32)) & (steps < count[:, None])
     has_eos = jnp.any(is_eos, axis=1)
     count = jnp.where(has_eos, jnp.argmax(is_eos, axis=1) + 1, count)
-    is_finite = has_bonus | has_eos | (count == room)  # what follows the end does not matter
+    is_finite = has_bonus | has_eos | (count == room)  # logits after the end do not matter
     count = jnp.where(state.is_done, 0, count).astype(jnp.int32)
     write = partial(write_slots, start=state.length, axis=1)
     is_active = (~state.is_done).astype(jnp.int32)

@@ -88,6 +88,7 @@ class Sampling:
 
     def __post_init__(self):
         check_fields(self)
+        # Hashable, and sorted, so that equal biases share a program.
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
         if () in self.bad_words:
             raise SettingError("bad_words", "holds an empty sequence; pass the ids of words")

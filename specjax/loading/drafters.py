@@ -34,7 +34,7 @@ def load_drafter(
     """
     METHODS.check(method, settings)
     if tuned is not None:
-        tuned_for(target, tuned)  # a wrong file is an error, also where the method reads none
+        tuned_for(target, tuned)  # a wrong file is an error even if the method reads none
     return Request(METHODS, method, target, source, tuned, settings).load()
 
 

@@ -26,7 +26,7 @@ SPACE = " ?"
 COMMA = f"{SPACE},{SPACE}"
 CHARACTER = r'([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 INTEGER = "-?(0|[1-9][0-9]*)"
-TYPES = {  # of values
+JSON_TYPES = {  # that a Python value has
     str: {"string"},
     list: {"array"},
     dict: {"object"},
@@ -104,7 +104,8 @@ class _Reader:
         are_known = isinstance(types, (list, tuple)) and all(t in list(KEYWORDS) for t in types)
         if name := next((name for name in ("enum", "const") if name in used), None):
             if not are_known:
-                raise _error(f"{place}/type", f"it is none of {', '.join(KEYWORDS)}")
+                problem = f"{used['type']!r} is not one or more of {', '.join(KEYWORDS)}"
+                raise _error(f"{place}/type", problem)
             self._check_keywords(used, {name, "type"}, place)
             return f"({self._values(used[name], types, f'{place}/{name}')})"
         if not types or not are_known:
@@ -262,4 +263,6 @@ def _error(place: str, problem: str) -> SpecjaxError:
 
 def _is_of(value: Any, types: Sequence[str]) -> bool:
     is_whole = isinstance(value, float) and value.is_integer()
-    return bool((TYPES.get(type(value), set()) | ({"integer"} if is_whole else set())) & {*types})
+    return bool(
+        (JSON_TYPES.get(type(value), set()) | ({"integer"} if is_whole else set())) & {*types}
+    )

@@ -59,7 +59,7 @@ class Rope:
     partial_rotary_factor: float = _positive(1.0, at_most=1)  # the share of a head that is rotated
 
     def num_rotated(self, head_dim: int) -> int:
-        """Returns how many numbers of a head are rotated; the last of an odd number has a pair."""
+        """Returns how many numbers of a head are rotated; an odd number is rounded up to pairs."""
         return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(
@@ -213,12 +213,11 @@ class TransformerConfig:
                 f"layers; {CHECK}"
             )
         num_rotated = self.rope.num_rotated(self.head_dim)
-        if self.rope.rope_type == "dynamic" and num_rotated < 4:
-            raise SpecjaxError(
-                f"RoPE type 'dynamic' rotates at least 2 pairs, but head_dim is {self.head_dim}; "
-                f"{CHECK}"
-            )
         pairs = (num_rotated + 1) // 2
+        if self.rope.rope_type == "dynamic" and pairs < 2:
+            raise SpecjaxError(
+                f"RoPE type 'dynamic' needs at least 2 rotated pairs per head, got {pairs}; {CHECK}"
+            )
         for factors in (self.rope.short_factor, self.rope.long_factor):
             if len(factors) not in (0, pairs):
                 raise SpecjaxError(

@@ -14,7 +14,7 @@ from specjax.models.quantize import dequantized, is_stored, sign_checksum
 from specjax.models.sharding import on_host
 from specjax.models.target import Target
 
-NUM_WHOLE = 4096  # values of an array of whole numbers that a checksum takes at most
+NUM_WHOLE = 4096  # values of an array of whole numbers in a checksum, at most
 
 
 def fingerprint(config: TransformerConfig, params: Mapping[str, Any]) -> str:
@@ -42,9 +42,9 @@ class FrozenModel(NamedTuple):
 
 
 def params_fingerprint(params: Any) -> str:
-    """Returns a checksum of the signs of some weights of a head, and of whole numbers.
+    """Returns a checksum of a head: the signs of some weights, and some whole numbers.
 
-    Of an array of whole numbers, as in a datastore, it takes the shape and values all over it.
+    An array of whole numbers, such as a datastore's, adds its shape and evenly spaced values.
     """
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored):

@@ -186,7 +186,9 @@ class Attention(nn.Module):
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
-        if not is_prefill:  # weight 0 times NaN is NaN: a rejected node must not reach other rows
+        is_finite = None
+        if not is_prefill:  # weight 0 times NaN is NaN: a rejected node must not reach others
+            is_finite = jnp.isfinite(value).all(axis=(1, 3))
             value = jnp.nan_to_num(value)
         values = write_slots(values, value, start, axis=2)
         variant = self.config.variant
@@ -197,7 +199,10 @@ class Attention(nn.Module):
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
         mixed, weights = attend(query, keys, values, visible, scale, softcap, in_any_order)
-        return self.merge(mixed), weights, keys, values
+        merged = self.merge(mixed)
+        if is_finite is not None:  # the node's own logits still show it
+            merged = jnp.where(is_finite[..., None], merged, jnp.nan)
+        return merged, weights, keys, values
 
 
 class FeedForward(nn.Module):

@@ -240,7 +240,7 @@ def _answer_all(
     for prompt, ids in _generate(target, queue, options):
         number, so_far = prompt.name, answered.get(prompt.name)
         answered[number] = with_answer(target, conversations[number], so_far, prompt.ids, ids)
-        is_empty = answered[number] is None  # of special tokens, and would be again
+        is_empty = answered[number] is None  # the same prompt would give the same again
         if not is_empty and (follow_up := next_prompt(number)):
             queue.append(follow_up)
         else:

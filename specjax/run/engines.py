@@ -19,15 +19,20 @@ def make_engine(
     automaton: Automaton | None = None,
     ignore_eos: bool = False,
 ) -> tuple[Engine, Params]:
-    """Returns an engine and its params; nothing is checked or compiled yet.
+    """Returns an engine and its params; requests are not checked yet, and nothing is compiled.
 
     The drafter comes with its params, as from `specjax.load_drafter`. The automaton is that of the
     grammar that every text follows, from `specjax.load_grammar`.
+
+    Raises:
+        SpecjaxError: for a grammar together with `ignore_eos`.
     """
     processors: tuple[Any, ...] = ()
     if automaton is not None:
         if ignore_eos:
-            raise SpecjaxError("a grammar ends with EOS; leave ignore_eos out")
+            raise SpecjaxError(
+                "a grammar ends its text with EOS; leave out ignore_eos (--ignore-eos)"
+            )
         processors = (*[None] * len(sampling.processors), automaton)
         sampling = replace(sampling, processors=(*sampling.processors, Grammar()))
     eos = () if ignore_eos else target.eos

@@ -68,7 +68,7 @@ def generate_text(
         sampling: how tokens are drawn; by default the most likely one is taken.
         max_new_tokens: new tokens at most.
         stop: texts, each of which ends a completion before it would appear.
-        ignore_eos: whether to go on after EOS.
+        ignore_eos: whether to go on after EOS; not with a grammar.
         seed: of the draws.
         settings: fields of `Sampling` to replace, such as `temperature=0.8`; `bad_words` may be
             texts. Also one of `json_schema={...}`, `regex="..."` and `choices=[...]`, which a text
@@ -146,7 +146,7 @@ def _parts(
     parts: list[Completion] = []
     for generation, after in stream_states(engine, params, state, rounds_per_call):
         generation, is_done = jax.device_get((generation, after.is_done))
-        parts = [  # what has ended stays, though its sequence may run on after a stop text
+        parts = [  # a text that has ended stays, even if its sequence runs on after a stop text
             parts[number]
             if parts and parts[number].finish_reason
             else completion(ending, generation, number, engine.eos, bool(is_done[number]))

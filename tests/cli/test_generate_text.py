@@ -126,7 +126,7 @@ def test_requests_that_make_no_sense_are_rejected(target, prompt, options, messa
         (("--logprobs", "3"), "--logprobs is part of the JSON output; add --json or --prompts"),
         (("--regex", "a", "--choices", "b"), "keep one of them"),
         (("--choices",), "choices is empty; pass at least one text"),
-        (("--regex", "a", "--ignore-eos"), "ends with EOS; leave ignore_eos out"),
+        (("--regex", "a", "--ignore-eos"), "leave out ignore_eos (--ignore-eos)"),
         (("--regex", "("), "regular expression '(' is not supported"),
         (("--json-schema", "missing.json"), "missing.json cannot be read"),
     ],
