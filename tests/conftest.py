@@ -33,6 +33,7 @@ if version("jaxlib").startswith("0.10."):
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("PYTHONUNBUFFERED", None)  # numpy writes files to a pipe only if it is set
 # Some environments forbid compiled modules; then each process that a test starts compiles them all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

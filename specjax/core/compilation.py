@@ -52,7 +52,7 @@ class jit_loops:
 def with_default_types(function: Callable) -> Callable:
     """Traces as if the user had switched on neither x64 nor strict promotion."""
 
-    @wraps(function)
+    @wraps(function, assigned=("__doc__",))
     def call(*args: Any, **kwargs: Any) -> Any:
         with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
             return function(*args, **kwargs)

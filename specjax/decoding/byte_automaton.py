@@ -105,7 +105,9 @@ def _main() -> None:
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
     try:
-        np.save(sys.stdout.buffer, _build(sys.stdin.buffer.read().decode()))
+        table = io.BytesIO()  # since `save` asks for the position in a file, which a pipe has not
+        np.save(table, _build(sys.stdin.buffer.read().decode()))
+        sys.stdout.buffer.write(table.getvalue())
     except SpecjaxError as error:
         sys.stderr.write(str(error))
         raise SystemExit(INVALID) from None

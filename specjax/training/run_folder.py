@@ -133,7 +133,7 @@ class TensorBoard:
             if kind is None:
                 raise
 
-    def add_scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name: str, value: float | int, step: int) -> None:
         """Adds a number of a step."""
         from tensorboardX.summary import scalar
 

@@ -145,7 +145,10 @@ PHI3 = {"model_type": "phi3"}
             PHI3 | {"partial_rotary_factor": 1.5},
             "must be above 0 and at most 1, got 1.5",
         ),
-        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "at least 2 pairs"),
+        (
+            {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "at least 2 rotated pairs",
+        ),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"max_position_embeddings": 2**31}, "`max_position_embeddings` must be at least 1 and at"),
     ],
