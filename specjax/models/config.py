@@ -59,7 +59,7 @@ class Rope:
     partial_rotary_factor: float = _positive(1.0, at_most=1)  # the share of a head that is rotated
 
     def num_rotated(self, head_dim: int) -> int:
-        """Returns how many numbers of a head are rotated; an odd number is rounded up to pairs."""
+        """Returns how many numbers of a head are rotated."""
         return int(head_dim * self.partial_rotary_factor)
 
     def inverse_frequencies(

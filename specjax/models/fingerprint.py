@@ -50,12 +50,12 @@ def params_fingerprint(params: Any) -> str:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_stored):
         if not is_stored(leaf) and jnp.issubdtype(leaf.dtype, jnp.integer):
             some = leaf.ravel()[:: -(-leaf.size // NUM_WHOLE) or 1]
-            total = zlib.crc32(repr((leaf.shape, on_host(some).tolist())).encode(), total)
-            total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
-            continue
-        if is_stored(leaf):
-            leaf = dequantized(leaf[jnp.arange(min(64, leaf.shape[0]))])
-        corner = on_host(leaf[tuple(slice(64) for _ in leaf.shape)]).astype(np.float32)
-        total = zlib.crc32(np.packbits(np.signbit(corner)).tobytes(), total)
+            part = repr((leaf.shape, on_host(some).tolist())).encode()
+        else:
+            if is_stored(leaf):
+                leaf = dequantized(leaf[jnp.arange(min(64, leaf.shape[0]))])
+            corner = on_host(leaf[tuple(slice(64) for _ in leaf.shape)]).astype(np.float32)
+            part = np.packbits(np.signbit(corner)).tobytes()
+        total = zlib.crc32(part, total)
         total = zlib.crc32(jax.tree_util.keystr(path).encode(), total)
     return f"{total:08x}"
