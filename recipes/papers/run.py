@@ -13,7 +13,7 @@ import jax
 
 from specjax import LoadedTarget, SpecjaxError, load_drafter
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
-from specjax.bench.options import BenchOptions
+from specjax.bench.options import BenchOptions, sources_in
 from specjax.bench.report.markdown import table
 from specjax.bench.report.tables import Grid
 from specjax.bench.report.terminal import print_grid
@@ -225,8 +225,16 @@ class Reproduction(Inputs):
         Trains the heads that are missing.
         """
         sources: dict[str, str | None] = {}
+        named = sources_in(self.options.drafter)
+        for method in named:
+            heads = {variant.head for variant in methods.values() if variant.method == method}
+            if len(heads) > 1:
+                raise SpecjaxError(
+                    f"{self.recipe.name} compares {len(heads)} heads of {method}, which no one "
+                    f"drafter replaces; leave out --drafter {method}"
+                )
         for title, variant in methods.items():
-            if variant.head is not None:
+            if variant.head is not None and variant.method not in named:
                 sources[title] = str(self.trained(self.recipe.heads[variant.head], part))
                 continue
             source = self.source_of(variant.method, part)

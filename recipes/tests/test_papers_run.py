@@ -12,6 +12,7 @@ from recipes.papers import run as papers_run
 from recipes.papers.inputs import Inputs
 from recipes.papers.options import RecipeOptions
 from recipes.papers.recipe import Part
+from specjax import SpecjaxError
 from specjax.bench import run as run_module
 from specjax.bench.measure import measure_trials
 from specjax.cli import main
@@ -129,6 +130,17 @@ def test_a_recipe_trains_measures_and_goes_on_where_it_was_killed(
             own, rest = cell.split(" / ")
             assert rest.startswith(f"{theirs} (") and float(own) >= 1
     assert all(row in captured.out for row in ("PLD", "EAGLE, own", "Hydra"))
+
+
+def test_a_named_drafter_replaces_the_head_of_a_recipe(folder, tmp_path):
+    recipe = recipe_module.read_recipe("small-table-1")
+    options = RecipeOptions(target="pocket", drafter=("eagle2=mine",), data=folder)
+    run = papers_run.Reproduction(recipe, options, tmp_path / "out")
+    sources = run.sources(run.parts[0], recipe.methods)
+    assert sources["EAGLE, own"] == "mine"
+    two = {**recipe.methods, "EAGLE, other": recipe_module.RecipeMethod("eagle2", head="other")}
+    with pytest.raises(SpecjaxError, match="compares 2 heads of eagle2"):
+        run.sources(run.parts[0], two)
 
 
 def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
