@@ -139,10 +139,11 @@ class AcceptsMoreDeeper:
     first: str
     second: str
     depth: int
+    on: tuple[str, ...] = ALL_KINDS
 
     def __call__(self, evidence: Evidence) -> Finding:
         names = self.first, self.second
-        columns = [self._counts(evidence.runs(name, ALL_KINDS, 0.0)) for name in names]
+        columns = [self._counts(evidence.runs(name, self.on, 0.0)) for name in names]
         if not all(column[:, 1].any() for column in columns):
             settings = " ".join(f"--set {name}.depth={self.depth}" for name in names)
             raise NotMeasured(f"specjax bench --methods all {settings} --out FOLDER")

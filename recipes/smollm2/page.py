@@ -22,7 +22,6 @@ TEMPLATE = Path(__file__).with_name("page.md")
 CHART = "smollm2.svg"
 QUOTED = {"README.md": "docs/results/", "docs/index.md": "results/"}  # and the folder of the chart
 CLAIMS = "docs/results/papers.md"
-MARKED = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- /figures -->)", re.DOTALL)
 PEERS = {"transformers": "float32", "llama.cpp": "bfloat16"}  # and their weights
 TASKS = {
     **{"MT-bench": "MT-bench", "qa": "QA", "math_reasoning": "maths", "MBPP": "MBPP"},
@@ -96,12 +95,13 @@ def write_pages(figures: Figures, root: Path) -> list[Path]:
     return [*written, drawing]
 
 
-def quoted(path: Path, text: str) -> str:
+def quoted(path: Path, text: str, mark: str = "figures") -> str:
     """Returns a page with this text between its marks."""
     before = read_text(path)
-    if not MARKED.search(before):
-        raise SpecjaxError(f"{path} has no `<!-- figures -->` and `<!-- /figures -->`; add them")
-    return MARKED.sub(lambda match: text, before)
+    marked = re.compile(rf"(?<=<!-- {mark} -->\n).*(?=<!-- /{mark} -->)", re.DOTALL)
+    if not marked.search(before):
+        raise SpecjaxError(f"{path} has no `<!-- {mark} -->` and `<!-- /{mark} -->`; add them")
+    return marked.sub(lambda match: text, before)
 
 
 # ---- Text ---------------------------------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""Runs tables of the papers on SmolLM2, and decides the claims that they support.
+
+    python -m recipes.smollm2.claims --target TARGET --data FOLDER --out FOLDER [--runs FOLDER]
+
+`claims.toml` lists the tables and the claims. The data folder is that of `specjax reproduce`, and
+columns without data are left out. The command takes two hours on two cores, and goes on where it
+was interrupted. At the end it writes docs/results/papers.json and, from it, the second table of
+docs/results/papers.md. Without options it only writes the latter again.
+"""
+
+import json
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from benchmarks.claims.checks import AcceptsMore, AcceptsMoreDeeper, Check, Faster, first_texts
+from benchmarks.claims.evidence import (
+    MARGIN,
+    MIN_COUNT,
+    Evidence,
+    Finding,
+    NotMeasured,
+    PerPrompt,
+    Spread,
+    bootstrap,
+    decide,
+    read_evidence,
+)
+from recipes.papers.command import Reproduce
+from recipes.papers.figures import drafted_lengths
+from recipes.papers.recipe import read_recipe
+from recipes.papers.variants import alias
+from recipes.smollm2.page import CLAIMS, ROOT, quoted, table
+from specjax import SpecjaxError
+from specjax.core.errors import exit_code
+from specjax.core.files import expand_user, read_json, write_whole
+from specjax.models.io.classifier import load_classifier
+
+HERE = Path(__file__).parent
+TABLES = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
+RESULTS = ROOT / "docs" / "results" / "papers.json"
+
+
+@dataclass(frozen=True)
+class DraftsVary:
+    """The deviation of the draft lengths of `method`, over their mean, is larger than `bar`."""
+
+    method: str
+    on: tuple[str, ...]
+    bar: float
+
+    def __call__(self, evidence: Evidence) -> Finding:
+        texts = first_texts(evidence.runs(self.method, self.on, 0.0))
+        lengths = [np.array(drafted_lengths(text.from_draft), float) for text in texts]
+
+        def variation(sums: PerPrompt) -> float:
+            count, total, squares = sums.sum(axis=0)
+            return float(np.sqrt(squares / count - (total / count) ** 2) / (total / count))
+
+        sums = np.array([[len(x), x.sum(), (x**2).sum()] for x in lengths])
+        spread = bootstrap(variation, [sums])
+        return Finding(spread, str(spread), decide(spread, self.bar, len(sums)))
+
+
+CHECKS = {
+    "accepted": AcceptsMore,
+    "speed": Faster,
+    "depth": AcceptsMoreDeeper,
+    "variation": DraftsVary,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run tables of the papers on SmolLM2, and decide their claims."""
+
+    target: str = ""
+    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("questions")
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs/papers")
+    runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    """The folder of drafters that do not ship."""
+
+    def run(self) -> None:
+        """Measures, if there is a target, and writes the results and the page."""
+        if self.target:
+            for name in TABLES:
+                self._reproduce(name)
+            write_whole(RESULTS, json.dumps(decided(expand_user(self.out)), indent=1).encode())
+        page = ROOT / CLAIMS
+        write_whole(page, quoted(page, table_of(read_json(RESULTS)), "tables").encode())
+        print(f"written to {page}")
+
+    def _reproduce(self, name: str) -> None:
+        spec = TABLES[name]
+        drafters = spec.get("drafters", {}).items()
+        folders = {
+            method: (HERE if place.startswith("heads/") else self.runs) / place
+            for method, place in drafters
+        }
+        Reproduce(
+            name,
+            self.target,
+            drafter=tuple(f"{method}={folder}" for method, folder in folders.items()),
+            data=self.data,
+            limit=spec["limit"],
+            max_new_tokens=spec["max_new_tokens"],
+            runs=1,
+            dtype="bfloat16",
+            out=self.out,
+        ).run()
+
+
+def decided(out: Path) -> dict[str, Any]:
+    """Returns all claims with our figures, from the folder of `specjax reproduce`."""
+    folders = {path.parent: read_json(path) for path in sorted(out.glob("bench/*/run.json"))}
+    revisions = {about["revision"] for about in folders.values()}
+    if len(revisions) != 1:
+        raise SpecjaxError(f"{out}/bench holds revisions {sorted(revisions)}, not one; delete it")
+    rows = []
+    for name, spec in TABLES.items():
+        evidence = [
+            read_evidence(folder)
+            for folder, about in folders.items()
+            if f" {name} " in about["command"]
+        ]
+        data = tuple(read_recipe(name).data)
+        for text, kind, methods, published, *settings in spec["claims"]:
+            if kind == "f1":
+                finding = _prediction(out / "classifiers", *methods)
+            else:
+                check = CHECKS[kind](*map(alias, methods), **{"on": data, **dict(*settings)})
+                finding = _finding(check, evidence)
+            row = {"table": name, "claim": text, "ours": finding.ours, "published": published}
+            rows.append(row | {"verdict": finding.verdict.value})
+    return {"revision": revisions.pop(), "claims": rows}
+
+
+def _finding(check: Check, evidence: Sequence[Evidence]) -> Finding:
+    """Returns what the first benchmark with the data of a check finds."""
+    for each in evidence:
+        try:
+            return check(each)
+        except NotMeasured:
+            continue
+    raise SpecjaxError(f"no benchmark has what {check} compares; run the command again")
+
+
+def _prediction(folder: Path, model: str) -> Finding:
+    """Compares a classifier's F1 with that of a fixed draft length."""
+    scores = load_classifier(next(folder.glob(f"{model}-*"))).scores
+    first, second = (100 * scores[name] for name in ("f1", "static_f1"))
+    ratio = first / second
+    spread = Spread(ratio, ratio * (1 - MARGIN), ratio * (1 + MARGIN))
+    return Finding(
+        spread, f"{first:.0f} / {second:.0f} = {ratio:.2f}", decide(spread, 1.0, MIN_COUNT)
+    )
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """Lists the claims."""
+    names = ("table", "claim", "ours", "published", "verdict")
+    rows = [[f"`{row['table']}`", *(row[name] for name in names[1:])] for row in results["claims"]]
+    return f"Measured at revision {results['revision'][:12]}.\n\n{table(names, rows)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(tyro.cli(Options, description=__doc__).run))
