@@ -1,5 +1,6 @@
 """The command line: parse, run, print."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,8 @@ TUNE = Group(
     "Find the best settings for a target; `generate` and `bench` then use them.", _tune_commands
 )
 
+GARBAGE = 100_000  # objects between collections, which else take an eighth of the start
+
 COMMANDS: Commands = {
     "generate": Generate,
     "chat": Chat,
@@ -84,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    gc.set_threshold(GARBAGE)
     quiet()
     if list(arguments) == ["--version"]:
         from specjax.models.native import description

@@ -6,6 +6,7 @@ dequantises, and transformers builds the tokenizer; both are imported only when 
 
 import struct
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -27,7 +28,7 @@ from specjax.models.shapes import mismatches
 SCALARS: dict[int, str] = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9  # types of values, as the keys above
 MAX_AXES = 4
-CHUNK = 2**22  # bytes dequantised at once
+CHUNK = 2**17  # bytes dequantised at once: what they become stays in a CPU's cache
 MAX_HEADER, MAX_ITEMS, MAX_TENSORS = 2**26, 2**22, 2**17  # bytes; of one array; in a file
 NO_TOKENIZER = "no_vocab"  # the model of a tokenizer that a file leaves out
 
@@ -63,7 +64,8 @@ class PackedTensor(NamedTuple):
         step = 1 + CHUNK // stored.shape[1]
         for at in range(0, len(stored), step):
             with np.errstate(all="ignore"):
-                values[at : at + step] = dequantize(stored[at : at + step], self.kind) + shift
+                row = stored[at : at + step].reshape(1, -1)  # gguf takes many short rows apart
+                values[at : at + step] = dequantize(row, self.kind).reshape(-1, width) + shift
             if not np.isfinite(values[at : at + step]).all():
                 raise ValueError(f"a weight is NaN, infinite or too large for {values.dtype}")
         if len(self.shape) == 1:
@@ -90,12 +92,13 @@ def load_gguf(
 
     Without `dtype` it is that of `default_dtype`.
     """
-    with _reading(path) as (metadata, tensors):
+    with _reading(path) as (metadata, tensors), ThreadPoolExecutor(1) as pool:
         config = read_config(metadata, tensors)
+        tokenizer = pool.submit(_tokenizer, metadata)  # takes as long as the weights
         title, dtype = f"Loading {path.name}", dtype or dtype_for(config, packed)
         weights = _weights(config, metadata, tensors, dtype)
         params = read_params(weights, dtype, title, progress, quantize, packed=packed)
-        return config, params, _tokenizer(metadata)
+        return config, params, tokenizer.result()
 
 
 def load_gguf_tokenizer(path: Path) -> Any:
