@@ -215,6 +215,18 @@ def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
     assert "holds a Medusa head; give a Hydra head" in failure(folder, "hydra")
 
 
+def test_the_tapped_layers_of_an_eagle3_head_are_numbered_as_each_reader_does(tmp_path):
+    taps, key = HEADS["eagle3"].config.taps, "eagle_aux_hidden_state_layer_ids"
+    folder = save(tmp_path / "head", "eagle3")
+    nested = {key: [layer + 1 for layer in taps]}
+    edit_config(folder, eagle_config=nested)
+    other = load(folder, "eagle3")[0]
+    assert other.config.taps == tuple(layer + 2 for layer in taps)
+    folder = save(tmp_path / "other", "eagle3", head=other)
+    assert config_of(folder)["eagle_config"] == nested
+    assert load(folder, "eagle3")[0].config == other.config
+
+
 # ---- What is not loaded ------------------------------------------------------------------------
 
 REFUSED_CONFIGS = [

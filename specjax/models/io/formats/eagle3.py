@@ -2,8 +2,10 @@
 
 The config is that of a Llama and describes the head's layer; without `rope_theta` RoPE's base is
 10000. `d2t` holds, for each token of the draft vocabulary, its id less its place; `t2d` marks these
-tokens and follows from it. Both are absent if all tokens are drafted. The norms of EAGLE-3.1 before
-`fc` are `fc_norm.0` and so on, or `input_norm`; `norm_output` in the config is that of the output.
+tokens and follows from it. Both are absent if all tokens are drafted. vLLM numbers tapped layers as
+`Taps` does; SpecForge and SGLang, which look in `eagle_config`, count from 0. The norms of
+EAGLE-3.1 before `fc` are `fc_norm.0` and so on, or `input_norm`; `norm_output` in the config is
+that of the output.
 """
 
 from typing import Any
@@ -37,7 +39,8 @@ def _config(
 ) -> Eagle3Config:
     """Takes the tapped layers from config.json, or as published from the target's depth."""
     nested = values.get("eagle_config") or {}
-    taps = tuple(values.get(TAPS) or nested.get(TAPS) or default_taps(target))
+    counted = [layer + 1 for layer in nested.get(TAPS) or ()]
+    taps = tuple(values.get(TAPS) or counted or default_taps(target))
     tap_norm = "joined" if has(shapes, r"input_norm\.weight") else "none"
     tap_norm = "each" if has(shapes, r"fc_norm\.0\.weight") else tap_norm
     norm_output = bool(values.get(NORM_OUTPUT, nested.get(NORM_OUTPUT)))
@@ -64,6 +67,7 @@ def _encode(file: HeadFile) -> None:
         file.values[NORM_OUTPUT] = True
     if config.taps != default_taps(file.target):
         file.values[TAPS] = list(config.taps)
+        file.values["eagle_config"] = {TAPS: [tap - 1 for tap in config.taps]}
     if "d2t" in file.tensors:
         tokens = np.asarray(file.tensors["d2t"], np.int64)
         file.tensors["d2t"] = tokens - np.arange(len(tokens))
