@@ -232,7 +232,8 @@ class TransformerConfig:
     @property
     def longest_text(self) -> int:
         """The number of positions the model supports; prompt and new tokens must fit in it."""
-        if self.rope.rope_type in ("linear", "dynamic"):
+        is_scaled = self.variant.sliding_rope is not None  # Gemma 3's field includes the factor
+        if self.rope.rope_type in ("linear", "dynamic") and not is_scaled:
             return int(min(self.max_position_embeddings * self.rope.factor, MAX_WHOLE))
         return self.max_position_embeddings
 

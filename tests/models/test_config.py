@@ -96,6 +96,8 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
     for factor, longest in ((2.0, 128), (1e308, 2**31 - 1)):
         config = read(tmp_path, rope_scaling={"type": kind, "factor": factor})
         assert config.longest_text == longest
+        gemma = {"model_type": "gemma3_text", "rope_scaling": {"type": kind, "factor": factor}}
+        assert read(tmp_path, **gemma).longest_text == 64  # which counts the factor already
     assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
 
 
