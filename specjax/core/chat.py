@@ -66,7 +66,9 @@ def chat_text(
             "chats use Vicuna's; if the model expects another, add its chat_template to "
             "tokenizer_config.json"
         )
-    if today is not None and isinstance(template, str):
+    if isinstance(template, dict):  # of several by name
+        template = template.get("default")
+    if today is not None and template:
         template = f"{{% macro strftime_now(form) %}}{today}{{% endmacro %}}{template}"
     try:
         with bounded(MAX_SECONDS, MAX_GROWTH):  # `transformers` runs templates in Jinja's sandbox
@@ -74,7 +76,7 @@ def chat_text(
                 list(messages),
                 tokenize=False,
                 add_generation_prompt=is_answer_next,
-                chat_template=template if isinstance(template, str) else None,
+                chat_template=template,
             )
         if len(text) > MAX_CHARACTERS:
             raise SpecjaxError(f"it writes {len(text)} characters")

@@ -218,8 +218,14 @@ def test_rejected_conversations_are_skipped_and_counted(capsys):
         tokenize_all([WITH_SYSTEM], words(LLAMA_2), 99)
 
 
-def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(pocket_tokenizer):
+DATED = "{{ strftime_now('%d %b %Y') }}: " + CHAT_ML
+
+
+@pytest.mark.parametrize("template", [DATED, {"default": DATED, "tool_use": CHAT_ML}])
+def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(
+    pocket_tokenizer, template
+):
     tokenizer = AutoTokenizer.from_pretrained(pocket_tokenizer.name_or_path)
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: " + CHAT_ML
+    tokenizer.chat_template = template
     text = tokenizer.decode(tokenize(talk("Hi", "Hello"), tokenizer, 100).tokens)
     assert text.startswith(f"{TRAINING_DAY}: ")
