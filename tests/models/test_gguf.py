@@ -171,6 +171,11 @@ def test_tokens_are_those_of_transformers(tmp_path, kind):
     assert ours.get_vocab() == theirs.get_vocab()
 
 
+def test_the_end_of_an_answer_is_known_by_name(tmp_path):
+    undeclared = byte_level_but("eos_token_id", 0)
+    assert specjax.load(write(tmp_path / "m.gguf", tokenizer=undeclared)).eos == (0, 2)
+
+
 def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
     target = specjax.load(write(tmp_path / "m.gguf", tokenizer=byte_level))
     tokenizer, eos = target.tokenizer, target.eos
