@@ -58,6 +58,7 @@ MISUSES = {
     "engine target": lambda: specjax.Engine(target, drafter),
     "stream drafter": lambda: stream(key, drafter="pld"),
     "stream rounds": lambda: stream(key, rounds_per_call=0),
+    "stop numbers": lambda: specjax.generate_text(target, "import os", stop=[1]),
 }
 for name, misuse in MISUSES.items():
     try:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from specjax.core.chat import Message
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_whole
 from specjax.core.text import EndingText, token_ids
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.generate import ROUNDS_PER_CALL, stream_states
@@ -127,9 +127,12 @@ def _parts(
     target = target if isinstance(target, LoadedTarget) else load(target)
     tokenizer = target.require_tokenizer()
     drafter = load_drafter(method, target) if isinstance(method, str) else method
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "" in stops:
-        raise SpecjaxError("stop holds an empty text; pass the texts to stop at")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(text, str) and text for text in stops):
+        raise SpecjaxError(
+            "stop holds an empty text, or what is not text; pass the texts to stop at"
+        )
+    check_whole("rounds_per_call", rounds_per_call, 1)
     prompts: Sequence[Any] = [prompt] if _is_one(prompt) else prompt
     is_chat = chat or not all(isinstance(each, str) for each in prompts)
     encoded = (

@@ -118,6 +118,11 @@ def test_requests_that_make_no_sense_are_rejected(target, prompt, options, messa
         specjax.generate_text(target, prompt, **options)
 
 
+def test_a_stream_of_no_rounds_is_rejected(target):
+    with pytest.raises(SpecjaxError, match="rounds_per_call 0 must be at least 1"):
+        next(specjax.stream_text(target, PROMPT, rounds_per_call=0))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
