@@ -90,6 +90,11 @@ class Sampling:
         check_fields(self)
         # Hashable, and sorted, so that equal biases share a program.
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
+        for token, bias in self.logit_bias:
+            if not bias < math.inf:  # -inf bans the token
+                raise SettingError(
+                    "logit_bias", f"of token {token} must be finite or -inf, got {bias}"
+                )
         if () in self.bad_words:
             raise SettingError("bad_words", "holds an empty sequence; pass the ids of words")
 

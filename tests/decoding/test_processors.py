@@ -336,6 +336,9 @@ def test_settings_out_of_bounds_are_rejected():
     assert_rejects_values_out_of_bounds(Sampling())
     with pytest.raises(SpecjaxError, match="`bad_words` holds an empty sequence"):
         Sampling(bad_words=((),))
+    for bias in (float("nan"), float("inf")):
+        with pytest.raises(SpecjaxError, match="`logit_bias` of token 3 must be finite or -inf"):
+            Sampling(logit_bias={3: bias})
 
 
 @pytest.mark.parametrize(
