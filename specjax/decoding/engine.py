@@ -165,6 +165,11 @@ class Engine:
             shape = batch, room, len(taps), self.target.config.hidden_size
             hidden = jnp.zeros(shape, self.target.dtype(params.target)) if taps else None
             state = Prefix(prompt.tokens, jnp.ones_like(prompt.length), cache, hidden)
+        if len(state.length) != batch:
+            raise SpecjaxError(
+                f"the state holds {len(state.length)} sequence(s), the prompt {batch}; continue "
+                "each of them, or begin with resume(params, None, ...)"
+            )
         if taps and state.hidden is None:
             raise SpecjaxError("the state comes from prefill; begin with resume(params, None, ...)")
         # The program depends on the new prompt's padding alone.

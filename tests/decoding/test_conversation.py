@@ -79,3 +79,11 @@ def test_a_state_without_hidden_states_is_rejected():
     state = engine.prefill(given, asked, KEY)
     with pytest.raises(SpecjaxError, match="the state comes from prefill"):
         engine.resume(given, state, asked, KEY)
+
+
+def test_a_state_of_another_batch_is_rejected():
+    model, params = target()
+    engine, given = Engine(model, PromptLookup(), max_new_tokens=4), Params(params)
+    state = engine.prefill(given, from_ids([ids(9, 0)]), KEY)
+    with pytest.raises(SpecjaxError, match=r"the state holds 1 sequence\(s\), the prompt 2"):
+        engine.resume(given, state, from_ids([ids(9, 0)] * 2), KEY)
