@@ -265,6 +265,7 @@ def keep_slots(
     """
     like = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in caches]
     in_place = {3 + number: number for number in range(len(caches))}
-    call = jax.ffi.ffi_call("specjax_keep", like, input_output_aliases=in_place)
+    options = {"vmap_method": "sequential", "input_output_aliases": in_place}
+    call = jax.ffi.ffi_call("specjax_keep", like, **options)
     numbers = (values.astype(jnp.int32) for values in (path, length, count))
     return list(call(*numbers, *caches))

@@ -156,8 +156,9 @@ def _run_natively(
     factors = [config.rms_norm_eps, scale, variant.attn_logit_softcapping or 0]
     rope_numbers = {rope: number for number, rope in enumerate(ropes)} | {None: -1}
     as_integers = partial(np.array, dtype=np.int32)
+    options = {"vmap_method": "sequential", "input_output_aliases": in_place}
     call = partial(
-        jax.ffi.ffi_call("specjax_layers", results, input_output_aliases=in_place),
+        jax.ffi.ffi_call("specjax_layers", results, **options),
         instructions=instructions(),
         sizes=as_integers([*sizes, config.intermediate_size, rotated]),
         numbers=as_integers([*numbers, len(ropes), norm is not None]),

@@ -53,3 +53,13 @@ def test_a_greedy_text_is_that_of_plain_decoding_in_float16():
     texts = TEXTS[:1]
     expected = generated(target, "plain", 0.0, texts)
     np.testing.assert_array_equal(generated(target, "hass", 0.0, texts), expected)
+
+
+@pytest.mark.parametrize("method", ["pld", "recycling"])
+def test_a_mapped_text_is_the_text_alone(target, method):
+    drafter, params = load_drafter(method, target)
+    engine = specjax.Engine(target.model, drafter, Sampling(temperature=0.8), max_new_tokens=8)
+    prompt = from_ids([target.tokenizer.encode(TEXTS[0])])
+    keys = jax.random.split(jax.random.key(3), 2)
+    text = lambda key: engine.generate(Params(target.params, params), prompt, key).tokens  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(text)(keys), [text(key) for key in keys])
