@@ -129,9 +129,7 @@ def _parts(
     drafter = load_drafter(method, target) if isinstance(method, str) else method
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(isinstance(text, str) and text for text in stops):
-        raise SpecjaxError(
-            "stop holds an empty text, or what is not text; pass the texts to stop at"
-        )
+        raise SpecjaxError(f"stop must hold texts that are not empty, got {stop!r}")
     check_whole("rounds_per_call", rounds_per_call, 1)
     prompts: Sequence[Any] = [prompt] if _is_one(prompt) else prompt
     is_chat = chat or not all(isinstance(each, str) for each in prompts)

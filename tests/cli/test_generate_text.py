@@ -109,7 +109,7 @@ def test_the_command_line_takes_the_same_controls_and_has_log_probabilities(targ
         ("", {}, "prompt 0 is empty"),
         ([], {}, "no prompts given"),
         (PROMPT, {"temprature": 1.0}, "temprature is not an option of generate_text"),
-        (PROMPT, {"stop": ""}, "stop holds an empty text"),
+        (PROMPT, {"stop": ""}, "stop must hold texts"),
         (PROMPT, {"top_p": 2.0}, "`top_p` must be above 0 and at most 1"),
     ],
 )
