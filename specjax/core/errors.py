@@ -95,7 +95,7 @@ def exit_code(run: Callable[[], None]) -> int:
             with on_signal(stop):
                 run()
         finally:
-            sys.stdout.flush()
+            print(end="", flush=True)  # also without a standard output
     except SpecjaxError as error:
         warn(" ".join(str(error).splitlines()))
         return USER_ERROR

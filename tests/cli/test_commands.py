@@ -143,6 +143,11 @@ def test_pages_are_written_beside_the_results_or_nothing_is(tmp_path, capsys, er
     assert "has no results yet; repeat its command" in error_line()
 
 
+def test_a_command_runs_without_a_standard_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["methods"]) == 0
+
+
 # ---- In a separate process ----------------------------------------------------------------------
 
 
