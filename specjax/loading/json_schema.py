@@ -52,6 +52,8 @@ FORMATS = {
     "email": r"[a-z0-9_-]+(\.[a-z0-9_-]+)*@[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+",
 }
 ANY_DEPTH = 2  # of objects and arrays in a value without a schema
+# As JSON schemas have them; by themselves they hold digits and letters of all scripts.
+ASCII_CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 MAX_LENGTH = 2**21  # characters of all parts' expressions
 MAX_PATTERNS = 16  # different ones; each is built in a process, which takes its time
 
@@ -141,7 +143,11 @@ class _Reader:
         values = [value for value in values if not types or _is_of(value, types)]
         if not values:
             raise _error(place, f"no value is of type {' or '.join(types)}")
-        return "|".join(literal(json.dumps(value, ensure_ascii=False)) for value in values)
+        try:
+            texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+        except ValueError:
+            raise _error(place, "it holds NaN or infinity, which JSON lacks") from None
+        return "|".join(map(literal, texts))
 
     def _string(self, used: Mapping[str, Any], place: str) -> str:
         if len({"length" if key.endswith("Length") else key for key in used} - {"type"}) > 1:
@@ -157,6 +163,7 @@ class _Reader:
     def _pattern(self, pattern: Any, place: str) -> str:
         """Returns a pattern for the inside of a string, whose texts are valid there."""
         pattern = re.sub(r"^\^|(?<!\\)\$$", "", _checked(pattern, str, place))
+        pattern = re.sub(r"\\.", lambda escape: ASCII_CLASSES.get(escape[0], escape[0]), pattern)
         if pattern not in self._patterns:
             self._patterns.add(pattern)
             if len(self._patterns) > MAX_PATTERNS:

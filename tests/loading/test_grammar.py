@@ -167,6 +167,7 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         ({"type": "integer", "enum": ["x", 0.5, True]}, "#/enum", "no value is of type integer"),
         ({"type": "text", "const": "x"}, "#/type", "'text' is not one or more of string"),
         ({"type": [{}]}, "#", "type"),
+        ({"enum": [1, {"a": float("inf")}]}, "#/enum", "infinity"),
         (STRING | {"format": []}, "#", "format"),
         ({"type": "object", "properties": {"a": STRING}, "required": [{}]}, "#", "{}"),
         (STRING | {"pattern": "a)|(b"}, "#/pattern", "not supported"),
@@ -189,6 +190,14 @@ def test_the_part_of_a_schema_that_is_not_supported_is_named(schema, place, part
 @pytest.mark.parametrize("pattern", [r"\p{L}{1,2}", "(?<sign>[+-])[0-9]"])
 def test_a_pattern_has_the_syntax_of_the_library_that_reads_it(pattern):
     assert schema_regex(STRING | {"pattern": pattern}) == f'("({pattern})")'
+
+
+@pytest.mark.parametrize(
+    ("pattern", "read"),
+    [(r"^\d{3}$", "[0-9]{3}"), (r"[\w.]+", "[[0-9A-Za-z_].]+"), (r"\.d", r"\.d")],
+)
+def test_classes_of_a_pattern_are_those_of_json_schemas(pattern, read):
+    assert schema_regex(STRING | {"pattern": pattern}) == f'("({read})")'
 
 
 def test_different_patterns_are_limited(monkeypatch):
