@@ -35,6 +35,7 @@ from specjax.decoding.tree import DraftTree
 DRAFT, ACCEPT, BONUS = 0, 1, 2
 MIN_TEMPERATURE = 1e-30  # smaller values underflow in float32; treat them as greedy
 MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
+MAX_BIAS = 1e30  # far from where float32 ends
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
 
 
@@ -90,11 +91,9 @@ class Sampling:
         check_fields(self)
         # Hashable, and sorted, so that equal biases share a program.
         object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
-        for token, bias in self.logit_bias:
-            if not bias < math.inf:  # -inf bans the token
-                raise SettingError(
-                    "logit_bias", f"of token {token} must be finite or -inf, got {bias}"
-                )
+        if not all(abs(x) <= MAX_BIAS or x == -jnp.inf for _, x in self.logit_bias):
+            problem = f"must hold numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, or -inf for a ban"
+            raise SettingError("logit_bias", problem)
         if () in self.bad_words:
             raise SettingError("bad_words", "holds an empty sequence; pass the ids of words")
 
