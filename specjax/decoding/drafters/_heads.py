@@ -1,6 +1,6 @@
 """The base of drafters with a head, and the head's state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
+from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.sampling import Draw
 from specjax.models.cache import KVCache, resized
 from specjax.models.heads import HeadWeights
@@ -96,6 +96,42 @@ class HeadDrafter(Drafter):
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> HeadState:
         return self.catch_up(self.bind(target, params), state, context)[1]
+
+    def draft_depth_by_depth(
+        self,
+        make_tree: Callable[..., Any],
+        target: Target,
+        params: Params,
+        state: HeadState,
+        context: Context,
+        draw: Draw,
+    ) -> tuple[Proposal, HeadState]:
+        """Drafts with a pass of the head over the nodes of each depth that have children.
+
+        A node reads what the head returned at its parent, and sees its ancestors. `make_tree` is
+        `level_tree` or `beam_tree`, without the arguments from the context on.
+        """
+        weights, draw = self.bind(target, params), self.restrict(draw, params)
+        feature, state = self.catch_up(weights, state, context)
+
+        def feed(nodes, parents: Int[Array, "B F"], tokens: Int[Array, "B F"], depth: int):
+            features, visible, cache = nodes
+            above, seen = (
+                jnp.take_along_axis(values, parents[..., None], axis=1)
+                for values in (features, visible)
+            )
+            batch, count = tokens.shape
+            itself = jnp.broadcast_to(jnp.eye(count, dtype=bool), (batch, count, count))
+            visible = jnp.concatenate([seen, itself], axis=2)
+            slot = context.length - 2 + depth  # a token's position, less one
+            rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
+            features, cache = self.head.run(weights, rows, above, cache)
+            return features, visible, cache
+
+        logits_below = lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head)  # noqa: E731
+        root = feature, jnp.zeros((len(context.length), 1, 0), bool), state.cache
+        tree, (_, _, cache) = make_tree(context, draw, root, logits_below, feed)
+        return Proposal(tree), replace(state, cache=cache)
 
     def update(
         self, target: Target, params: Params, state: HeadState, outcome: Outcome

@@ -42,14 +42,13 @@ CUT_PENALTY = 2.0
 class Level(NamedTuple):
     """The n nodes of one depth of a static tree, and the f of them that have children.
 
-    Nodes with children are fed to the head, to draft at the next depth. C: those fed so far.
+    Nodes with children are fed to the head, to draft at the next depth.
     """
 
     parent: np.ndarray  # [n]: which of the nodes fed one depth above
     rank: np.ndarray  # [n]: among the tokens after the parent
     width: int  # the most children of one parent
     fed: np.ndarray  # [f]: which of the n
-    visible: np.ndarray  # [f, C]: ancestors of a fed node and itself, among those fed so far
 
 
 @cache
@@ -66,18 +65,15 @@ def levels_of(choices: Choices) -> tuple[Level, ...]:
             )
     levels: list[Level] = []
     above: Choices = ((),)
-    seen: Choices = ()
     for depth in range(1, len(ordered[-1]) + 1):
         level = tuple(choice for choice in ordered if len(choice) == depth)
         fed = tuple(choice for choice in level if (*choice, 0) in ordered)
-        seen = seen + fed
         levels.append(
             Level(
                 parent=np.array([above.index(choice[:-1]) for choice in level]),
                 rank=np.array([choice[-1] for choice in level]),
                 width=1 + max(choice[-1] for choice in level),
                 fed=np.array([level.index(choice) for choice in fed], int),
-                visible=np.array([[node[: len(at)] == at for at in seen] for node in fed], bool),
             )
         )
         above = fed
@@ -130,7 +126,7 @@ def level_tree(
     draw: Draw,
     root: Values,
     logits_below: Callable[[Values, int], Float[Array, "B F V"]],
-    feed: Callable[[Values, Level, Int[Array, "B F"], int], Values] = lambda nodes, *_: nodes,
+    feed: Callable[..., Values] = lambda nodes, *_: nodes,
 ) -> tuple[DraftTree, Values]:
     """Drafts a static tree level by level; a node's children are its own best tokens.
 
@@ -138,9 +134,10 @@ def level_tree(
     the best of the logits `with_coupled_noise`.
 
     `root`, and what `feed` returns, are the head's values at the nodes of one depth that have
-    children. `feed` takes such values, a level, the tokens of its `fed` nodes and their depth;
-    `logits_below` takes them and the depth of the children, from 1. It may return logits that all
-    these nodes share, `[B, 1, V]`. Returns the tree, and the values that were fed last.
+    children. `feed` takes such values, the places among these nodes of the parents of the next
+    ones, `[B, F]`, the tokens of these and their depth; `logits_below` takes such values and the
+    depth of the children, from 1. It may return logits that all these nodes share, `[B, 1, V]`.
+    Returns the tree, and the values that were fed last.
     """
     levels, nodes = levels_of(choices), root
     tokens, level_probs = [context.root[:, None]], []
@@ -162,7 +159,8 @@ def level_tree(
         if len(level.fed) == 0:
             break
         is_real = valid[-1][:, level.fed]
-        nodes = feed(nodes, level, tokens[-1][:, level.fed], depth)
+        parents = jnp.broadcast_to(level.parent[level.fed], is_real.shape)
+        nodes = feed(nodes, parents, tokens[-1][:, level.fed], depth)
     return assemble(choices, tokens, valid, level_probs), nodes
 
 
@@ -262,9 +260,9 @@ class Beam(NamedTuple):
 
 
 def beam_tree(
+    beam: Beam,
     context: Context,
     draw: Draw,
-    beam: Beam,
     root: Values,
     logits_below: Callable[[Values, int], Float[Array, "B F V"]],
     feed: Callable[..., Values] = lambda nodes, *_: nodes,
@@ -272,9 +270,7 @@ def beam_tree(
     """Drafts the best nodes of a beam search, by the product of the probabilities of their path.
 
     The pool holds the same number of nodes below the root and below each of the best nodes of the
-    depth above. `root`, `logits_below` and the result are as in `level_tree`; `feed` takes the
-    head's values at the nodes of one depth, the places among them of the parents of the next ones,
-    the tokens of these and their depth.
+    depth above. `root`, `logits_below`, `feed` and the result are as in `level_tree`.
     """
     batch, top_k, sizes, nodes = len(context.length), beam.top_k, beam.pool_sizes, root
     scores, place = jnp.zeros((batch, 1)), jnp.full((batch, 1), -1)  # in the pool; -1 is the root
@@ -391,4 +387,4 @@ class DepthTreeDrafter(ChoiceTree):
 
         if self.tree == "static":
             return level_tree(self.used_choices, context, draw, None, logits_below)[0]
-        return beam_tree(context, draw, self.beam, None, logits_below)[0]
+        return beam_tree(self.beam, context, draw, None, logits_below)[0]

@@ -1,16 +1,14 @@
 """EAGLE: a static tree from a head that predicts the target's features (Li et al. 2024)."""
 
-from dataclasses import dataclass, replace
-
-import jax.numpy as jnp
-from jaxtyping import Array, Int
+from dataclasses import dataclass
+from functools import partial
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import ChoiceTree, Level, level_tree, levels_of
+from specjax.decoding.drafters._trees import ChoiceTree, level_tree, levels_of
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import Choices, choices_of
-from specjax.models.target import QueryRows, Target
+from specjax.models.target import Target
 
 PUBLISHED_TREE = choices_of(  # of EAGLE-1: 25 nodes, in 5 passes of the head
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
@@ -38,18 +36,5 @@ class Eagle(ChoiceTree, HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        weights, draw = self.bind(target, params), self.restrict(draw, params)
-        features, state = self.catch_up(weights, state, context)
-
-        def feed(nodes, level: Level, tokens: Int[Array, "B F"], depth: int):
-            features, cache = nodes
-            above = features[:, level.parent[level.fed]]
-            visible = jnp.broadcast_to(level.visible, (len(tokens), *level.visible.shape))
-            slot = context.length - 2 + depth  # a token's position, less one
-            rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
-            return self.head.run(weights, rows, above, cache)
-
-        logits_below = lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head)  # noqa: E731
-        root = features, state.cache
-        tree, (_, cache) = level_tree(self.choices, context, draw, root, logits_below, feed)
-        return Proposal(tree), replace(state, cache=cache)
+        make_tree = partial(level_tree, self.choices)
+        return self.draft_depth_by_depth(make_tree, target, params, state, context, draw)

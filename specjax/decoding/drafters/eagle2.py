@@ -1,17 +1,15 @@
 """EAGLE-2: a tree that grows where the head is confident (Li et al. 2024). HASS drafts with it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import jax.numpy as jnp
-from jaxtyping import Array, Int
 
 from specjax.core.settings import setting
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState, check_head
 from specjax.decoding.drafters._trees import Beam, beam_tree
 from specjax.decoding.sampling import Draw
-from specjax.models.target import QueryRows, Target
+from specjax.models.target import Target
 
 
 @dataclass(frozen=True)
@@ -66,24 +64,5 @@ class Eagle2(HeadDrafter):
     def propose(
         self, target: Target, params: Params, state: HeadState, context: Context, draw: Draw
     ) -> tuple[Proposal, HeadState]:
-        weights, draw = self.bind(target, params), self.restrict(draw, params)
-        feature, state = self.catch_up(weights, state, context)
-        batch, top_k = len(context.length), self.top_k
-        itself = jnp.broadcast_to(jnp.eye(top_k, dtype=bool), (batch, top_k, top_k))
-
-        def feed(nodes, parents: Int[Array, "B F"], tokens: Int[Array, "B F"], depth: int):
-            features, visible, cache = nodes
-            above, seen = (
-                jnp.take_along_axis(values, parents[..., None], axis=1)
-                for values in (features, visible)
-            )
-            visible = jnp.concatenate([seen, itself], axis=2)
-            slot = context.length - 2 + depth  # a token's position, less one
-            rows = QueryRows(tokens, jnp.broadcast_to(slot[:, None], tokens.shape), visible)
-            features, cache = self.head.run(weights, rows, above, cache)
-            return features, visible, cache
-
-        logits_below = lambda nodes, _: self.head.logits(weights, nodes[0], state.lm_head)  # noqa: E731
-        root = feature, jnp.zeros((batch, 1, 0), bool), state.cache
-        tree, (_, _, cache) = beam_tree(context, draw, self.beam, root, logits_below, feed)
-        return Proposal(tree), replace(state, cache=cache)
+        make_tree = partial(beam_tree, self.beam)
+        return self.draft_depth_by_depth(make_tree, target, params, state, context, draw)

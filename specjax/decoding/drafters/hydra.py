@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.decoding.drafter import Context, Params, Proposal
 from specjax.decoding.drafters._heads import HeadDrafter, HeadState
-from specjax.decoding.drafters._trees import ChoiceTree, Level, level_tree
+from specjax.decoding.drafters._trees import ChoiceTree, level_tree
 from specjax.decoding.sampling import Draw
 from specjax.models.heads.hydra import HydraHeads
 from specjax.models.target import Target
@@ -47,9 +47,9 @@ class Hydra(ChoiceTree, HeadDrafter):
             features = jnp.broadcast_to(feature, (batch, count, feature.shape[-1]))
             return self.head.logits_at(weights, depth, features, embedded)
 
-        def feed(embedded, level: Level, tokens: Int[Array, "B F"], depth: int):
-            newest = target.embed(params.target, tokens)[:, :, None]
-            return jnp.concatenate([embedded[:, level.parent[level.fed]], newest], axis=2)
+        def feed(embedded, parents: Int[Array, "B F"], tokens: Int[Array, "B F"], depth: int):
+            above = jnp.take_along_axis(embedded, parents[..., None, None], axis=1)
+            return jnp.concatenate([above, target.embed(params.target, tokens)[:, :, None]], axis=2)
 
         root = target.embed(params.target, context.root[:, None])[:, :, None]
         tree, _ = level_tree(self.used_choices, context, draw, root, logits_below, feed)
