@@ -92,32 +92,32 @@ def check_size(path: Path, max_bytes: int = MAX_JSON_BYTES) -> None:
 
 def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Reads a whole file; one without an end, such as a device, is rejected."""
+    check_size(path, max_bytes)
     with path.open("rb") as file:
         return read_rest(file, path, max_bytes)
 
 
-def read_rest(file: IO[bytes], path: Path, max_bytes: int) -> bytes:
+def read_rest(file: IO[bytes], name: str | Path, max_bytes: int) -> bytes:
     """Reads an open file, which may be a pipe, to its end."""
-    check_size(path, max_bytes)
     content = file.read(max_bytes + 1)
-    _check_limit(path, len(content), max_bytes)
+    _check_limit(name, len(content), max_bytes)
     return content
 
 
-def _check_limit(path: Path, size: int, max_bytes: int) -> None:
+def _check_limit(name: str | Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise SpecjaxError(
-            f"{path} is damaged or too large: it has {size:,} bytes or more, and {max_bytes:,} "
+            f"{name} is damaged or too large: it has {size:,} bytes or more, and {max_bytes:,} "
             "bytes are the limit; check it, or download it again"
         )
 
 
-def bounded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def bounded_lines(file: IO[bytes], name: str | Path) -> Iterator[bytes]:
     """Yields the lines of an open file."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise SpecjaxError(
-                f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes; write one JSON object "
+                f"{name} has a line of more than {MAX_LINE_BYTES:,} bytes; write one JSON object "
                 "per line"
             )
         yield line

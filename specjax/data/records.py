@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.request import urlopen
@@ -121,28 +122,20 @@ def read_text(file: Path) -> str:
 
 def _in_file(file: Path) -> Iterator[Record]:
     with reading(file), file.open("rb") as opened:
-        if not _ARRAY.match(opened.peek()):
-            lines = enumerate(bounded_lines(opened, file), start=1)
-            yield from (_parsed(f"{file}:{n}", line.rstrip()) for n, line in lines if line.strip())
-            return
-        array = _parsed(f"{file}:1", read_rest(opened, file, MAX_TEXT_BYTES))
-    yield from _items(array, file)
+        yield from _in_stream(opened, file)
 
 
-def _items(array: Record, name: object) -> Iterator[Record]:
+def _in_stream(stream: BufferedReader, name: str | Path) -> Iterator[Record]:
+    if not _ARRAY.match(stream.peek()):
+        lines = enumerate(bounded_lines(stream, name), start=1)
+        yield from (_parsed(f"{name}:{n}", line.rstrip()) for n, line in lines if line.strip())
+        return
+    array = _parsed(f"{name}:1", read_rest(stream, name, MAX_TEXT_BYTES))
     if array.problem:
         yield array
-    else:
-        items = enumerate(array.value, start=1)
-        yield from (Record(f"{name}, item {number},", item) for number, item in items)
-
-
-def _in_content(content: bytes, name: str) -> Iterator[Record]:
-    if _ARRAY.match(content):
-        yield from _items(_parsed(name, content), name)
         return
-    lines = enumerate(content.splitlines(), start=1)
-    yield from (_parsed(f"{name}:{number}", line) for number, line in lines if line.strip())
+    items = enumerate(array.value, start=1)
+    yield from (Record(f"{name}, item {number},", item) for number, item in items)
 
 
 def _parsed(place: str, content: bytes) -> Record:
@@ -162,7 +155,7 @@ def _on_hub(name: str) -> Iterator[Record]:
     os.environ["HF_DATASETS_TRUST_REMOTE_CODE"] = "0"  # versions before 4 run a dataset's code
     try:
         if "://" in name:
-            yield from _in_content(content_of(name), name)
+            yield from _in_stream(BufferedReader(BytesIO(content_of(name))), name)
             return
         for number, row in enumerate(_rows(name), start=1):
             yield Record(f"{name}, row {number},", row)
@@ -195,9 +188,4 @@ def content_of(address: str) -> bytes:
         path = hf_hub_download(owner, file, repo_type="dataset", revision=revision)
         return read_bytes(Path(path), MAX_TEXT_BYTES)
     with urlopen(address, timeout=60) as answer:
-        content = answer.read(MAX_TEXT_BYTES + 1)
-    if len(content) > MAX_TEXT_BYTES:
-        raise SpecjaxError(
-            f"{address} is larger than {MAX_TEXT_BYTES} bytes; download it and give a part"
-        )
-    return content
+        return read_rest(answer, address, MAX_TEXT_BYTES)
