@@ -87,6 +87,14 @@ def check_fields(instance: Any) -> None:
         check_setting(type(instance), field.name, getattr(instance, field.name))
 
 
+@dataclass(frozen=True)
+class Checked:
+    """The base of dataclasses that `check_fields` checks when they are made."""
+
+    def __post_init__(self):
+        check_fields(self)
+
+
 def check_setting(owner: type, name: str, value: Any) -> None:
     """Raises SettingError for an invalid value of one field of the dataclass `owner`."""
     hint, bounds = _hints(owner)[name], bounds_of(owner, name)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Key
 from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import Checked, setting
 from specjax.data.conversations import (
     ASSISTANT,
     SYSTEM,
@@ -42,7 +42,7 @@ Numbered = Iterator[tuple[int, Conversation | None]]  # None: without an answer
 
 
 @dataclass(frozen=True)
-class DistillOptions:
+class DistillOptions(Checked):
     """Options of the target's answers."""
 
     distill_temperature: float = setting(0.0, at_least=0)
@@ -51,9 +51,6 @@ class DistillOptions:
     """New tokens per answer at most."""
     distill_batch: int = setting(32, at_least=1)
     """Prompts that are answered at once; the answers do not depend on it."""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 def answers_of(

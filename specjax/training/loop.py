@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from specjax.core.errors import SpecjaxError
 from specjax.core.interrupts import Stopped, on_signal
 from specjax.core.memory import check_program, explain_out_of_memory
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import Checked, setting
 from specjax.models.sharding import DATA, Placement, check_batch, make_mesh, place, put_array
 from specjax.training.data import Batches
 from specjax.training.losses import LossFn, Metrics
@@ -34,7 +34,7 @@ DEFAULT_STEPS = 2000
 
 
 @dataclass(frozen=True)
-class LoopOptions:
+class LoopOptions(Checked):
     """Length and intervals of a run, in steps."""
 
     num_steps: int | None = setting(None, at_least=1)
@@ -52,9 +52,6 @@ class LoopOptions:
     write to, such as gs://BUCKET/RUN (needs gcsfs) or s3://BUCKET/RUN (needs s3fs)."""
     seed: int = setting(0, at_least=0, below=2**32)
     """The seed of the initial weights, the order of the data and the noise."""
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def total_steps(self) -> int:

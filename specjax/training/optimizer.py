@@ -5,11 +5,11 @@ from typing import Literal
 
 import optax
 
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import Checked, setting
 
 
 @dataclass(frozen=True)
-class OptimizerOptions:
+class OptimizerOptions(Checked):
     """AdamW, with the values of EAGLE and HASS as defaults."""
 
     learning_rate: float = setting(3e-5, above=0)
@@ -32,9 +32,6 @@ class OptimizerOptions:
     """The bound."""
     accumulate: int = setting(1, at_least=1)
     """Batches whose gradients are averaged for one step."""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 def schedule(options: OptimizerOptions, num_steps: int) -> optax.Schedule:

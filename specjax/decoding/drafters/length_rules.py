@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import SettingError, check_fields, setting
+from specjax.core.settings import Checked, SettingError, setting
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
 from specjax.models.shapes import shape_mismatches
 
@@ -34,11 +34,8 @@ class LastDrafted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LengthRule(ABC):
+class LengthRule(Checked, ABC):
     """The contract, with the defaults of a rule that has no params and no state."""
-
-    def __post_init__(self):
-        check_fields(self)
 
     def longest(self, max_length: int) -> int:
         """Returns the maximum number of tokens that it drafts, at most `max_length`."""

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import Checked, setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads import HeadWeights
 from specjax.models.layers import Linear
 
 
 @dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(Checked):
     """The shape of the heads; vocabulary and hidden size are the target's."""
 
     hidden_size: int
@@ -35,9 +35,6 @@ class MedusaConfig:
     num_heads: int = setting(5, at_least=1)
     num_layers: int = setting(1, at_least=1)  # times that a head's block is applied
     has_lm_heads: bool = True  # False: all heads share the target's ("version 2")
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def num_drafted(self) -> int:

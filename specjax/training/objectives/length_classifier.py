@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.core.settings import check_fields, setting
+from specjax.core.settings import Checked, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
@@ -41,7 +41,7 @@ Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continua
 
 
 @dataclass(frozen=True)
-class ClassifierTraining:
+class ClassifierTraining(Checked):
     """Shape and training of the classifier."""
 
     hidden_size: int = setting(64, at_least=1)
@@ -52,9 +52,6 @@ class ClassifierTraining:
     weight_decay: float = setting(1e-4, at_least=0)
     validation_fraction: float = setting(0.15, above=0, below=1)  # of the prompts
     seed: int = 0
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 def train_classifier(
