@@ -116,8 +116,10 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
 
         self.folder = folder
+        self.kinds: Any = event_pb2  # pyright does not see the names that protobuf makes
         with writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self.events = EventsWriter(str(folder / "events"))
@@ -141,17 +143,12 @@ class TensorBoard:
 
     def hide_after(self, step: int) -> None:
         """Makes TensorBoard hide what earlier starts logged after this step."""
-        from tensorboardX.proto import event_pb2
-
-        log: Any = event_pb2  # pyright does not see the names that protobuf makes
-        self._add(step=step + 1, session_log=log.SessionLog(status=log.SessionLog.START))
+        log = self.kinds.SessionLog
+        self._add(step=step + 1, session_log=log(status=log.START))
 
     def _add(self, **fields: Any) -> None:
-        from tensorboardX.proto import event_pb2
-
-        kinds: Any = event_pb2
         with writable(self.folder):
-            self.events.write_event(kinds.Event(wall_time=time(), **fields))
+            self.events.write_event(self.kinds.Event(wall_time=time(), **fields))
             self.events.flush()
 
 
