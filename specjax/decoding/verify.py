@@ -40,17 +40,14 @@ def verify(
     If the largest processed logit after the path is NaN or infinite, the bonus is NO_BONUS.
     """
     raw, logits = logits, draw.processed(logits, tree, max_depth)
-    if draw.sampling.needs_draft_probs:
-        verification = _rejection(tree, logits, draw, root_slot, max_depth)
-    elif draw.sampling.is_lossy:
-        verification = _typical(tree, logits, draw, root_slot, max_depth)
-    else:
-        verification = _coupled(tree, logits, draw, root_slot, max_depth)
+    sampling = draw.sampling
+    rule = _rejection if sampling.needs_draft_probs else _typical if sampling.is_lossy else _coupled
+    verification = rule(tree, logits, draw, root_slot, max_depth)
     # A slice per sequence: a gather with an index per token would cost as much as the argmax.
     best = jax.vmap(lambda logits, path, count: jnp.max(logits[path[count]]))(
         logits, verification.path, verification.num_accepted
     )
-    if (count := draw.sampling.logprobs) is not None:
+    if (count := sampling.logprobs) is not None:
         tokens = verification.new_tokens(tree)
         on_path = jax.vmap(lambda rows, path: rows[path])
         raw, processed = (on_path(rows, verification.path) for rows in (raw, logits))
