@@ -36,7 +36,7 @@ from specjax.bench.summary import Measurement, summarise
 from specjax.bench.ties import NearTies
 from specjax.core.chat import read_template, with_template
 from specjax.core.companions import companion
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, errors_at
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, machine, revision, versions
 from specjax.core.settings import check_fields
@@ -171,10 +171,8 @@ def about(
     runners = make_runners(target, options, prompts, Condition(options.temperatures[0], 1))
     for runner in runners:
         padded, _ = runner.prepare([prompts[0].ids] * max(options.batch_sizes))
-        try:
+        with errors_at(runner.name):
             runner.engine.check(runner.params, padded, room=1)  # texts may end with the window
-        except SpecjaxError as error:
-            raise SpecjaxError(f"{runner.name}: {error}") from None
     checksum = zlib.crc32(json.dumps([(prompt.kind, prompt.ids) for prompt in prompts]).encode())
     return {
         "target": target.name,

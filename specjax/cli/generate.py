@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from specjax.cli.decoding_options import DecodingOptions
 from specjax.cli.prompts import Source, read_source, read_sources, tokenize
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, errors_at
 from specjax.core.settings import setting
 
 NUM_PAIRS = 3  # interleaved runs per method with --compare
@@ -104,10 +104,8 @@ class Generate(DecodingOptions):
         bucket = max(tokenize(source, target).tokens.shape[1] for source in sources)
         requests = [request_for(tokenize(source, target, bucket)) for source in sources]
         for source, request in zip(sources, requests, strict=True):
-            try:
+            with errors_at(source.place):
                 request.check()
-            except SpecjaxError as error:
-                raise SpecjaxError(f"{source.place}: {error}") from None
         with output.busy("compiling"):
             seconds = requests[0].compile()
         for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):

@@ -4,7 +4,8 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from numbers import Integral
 from signal import SIGINT
@@ -23,6 +24,15 @@ class SpecjaxError(ValueError):
 
     The command line prints its message in one line and exits with code 2.
     """
+
+
+@contextmanager
+def errors_at(place: object) -> Iterator[None]:
+    """Puts the place in front of a SpecjaxError of the block."""
+    try:
+        yield
+    except SpecjaxError as error:
+        raise SpecjaxError(f"{place}: {error}") from None
 
 
 def warn(text: str) -> None:

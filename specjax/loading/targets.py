@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax.core.errors import SpecjaxError, warn
+from specjax.core.errors import SpecjaxError, errors_at, warn
 from specjax.core.files import check_size, read_json, readable
 from specjax.core.settings import SettingError
 from specjax.loading.hub import SMALL_FILES, target_folder
@@ -66,9 +66,7 @@ class LoadedTarget:
 
     def place(self, params: Any, fsdp: bool = False) -> Any:
         """Moves params of a drafter to the devices of the target."""
-        if self.mesh is None:
-            return params
-        return place(params, Placement(self.mesh, self.config.head_dim, fsdp))
+        return place(params, self.mesh and Placement(self.mesh, self.config.head_dim, fsdp))
 
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
@@ -164,10 +162,8 @@ def _with_generation_eos(config: TransformerConfig, folder: Path) -> Transformer
     if not path.is_file():
         return config
     values = read_json(path)
-    try:
+    with errors_at(path):
         tokens = eos_tokens(values)
-    except SpecjaxError as error:
-        raise SpecjaxError(f"{path}: {error}") from None
     distinct = tuple(dict.fromkeys(config.eos_token_id + tokens))
     return replace(config, eos_token_id=distinct)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, errors_at
 from specjax.core.files import read_json, readable
 from specjax.models.config import TransformerConfig, check_sizes
 from specjax.models.families import (
@@ -85,10 +85,8 @@ def read_values(folder: Path, advice: str) -> dict[str, Any]:
 def read_config(folder: Path) -> TransformerConfig:
     """Reads `folder/config.json`, as `config_from` does; errors name the file."""
     values = read_values(folder, "give a folder that has one or a GGUF file")
-    try:
+    with errors_at(folder / CONFIG):
         return config_from(values)
-    except SpecjaxError as error:
-        raise SpecjaxError(f"{folder / CONFIG}: {error}") from None
 
 
 def config_values(config: TransformerConfig) -> dict[str, Any]:

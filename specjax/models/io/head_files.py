@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, errors_at
 from specjax.core.files import expand_user, readable
 from specjax.models.config import TransformerConfig, Variant, json_object
 from specjax.models.families import CONFIG, config_from, config_values, llama, read_values
@@ -100,10 +100,8 @@ def _check_tensors(folder: Path, shapes: Shapes, formats: Iterable[HeadFormat]) 
 
 def read_about(folder: Path) -> dict[str, Any]:
     """Returns what the head was saved with as `about`; {} for a head that others saved."""
-    try:
+    with errors_at(folder / CONFIG):
         return json_object(_read_config(folder), ABOUT)
-    except SpecjaxError as error:
-        raise SpecjaxError(f"{folder / CONFIG}: {error}") from None
 
 
 def check_owner(folder: Path, target: str) -> None:
@@ -150,11 +148,9 @@ def load_head(
         for pattern, name in format.sizes.items():
             size = head_format.rows(shapes, pattern) or None
             _check_size(f"{folder}", name, size, getattr(target, name))
-        try:
+        with errors_at(path):
             layers = target if format.layer_keys is None else _layers(values, format.layer_keys)
             head = format.module(format.config(shapes, layers, values, target))
-        except SpecjaxError as error:
-            raise SpecjaxError(f"{path}: {error}") from None
         for key, expected in format.claims(head.config).items():
             value = values.get(key)
             if value not in (None, expected) and str(value) != str(expected):
