@@ -54,7 +54,7 @@ class Checkpoints:
                 f"checkpoints cannot be kept in {place} ({_reason(error)}); choose another folder, "
                 "or install what writes to the URL: gcsfs for gs://, s3fs for s3://"
             ) from error
-        self.place = str(self.manager.directory)
+        self.place, self.args = str(self.manager.directory), ocp.args
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -79,21 +79,17 @@ class Checkpoints:
 
     def write(self, step: int, state: PyTree, position: Any, score: float | None) -> None:
         """Writes a checkpoint in the background; `position` is JSON."""
-        import orbax.checkpoint as ocp
-
         state = jax.tree.map(jnp.copy, state)  # the next step donates these arrays
         about = {"data": position, "checksum": checksum(state)}
-        items = {STATE: ocp.args.StandardSave(state), POSITION: ocp.args.JsonSave(about)}
+        items = {STATE: self.args.StandardSave(state), POSITION: self.args.JsonSave(about)}
         with self._saving():  # without metrics Orbax warns about checkpoints
-            self.manager.save(step, args=ocp.args.Composite(**items), metrics={"score": score})
+            self.manager.save(step, args=self.args.Composite(**items), metrics={"score": score})
 
     def read(self, step: int, state: PyTree) -> tuple[PyTree, Any]:
         """Reads a state with the structure of `state`, and its position."""
-        import orbax.checkpoint as ocp
-
-        items = {STATE: ocp.args.StandardRestore(state), POSITION: ocp.args.JsonRestore()}
+        items = {STATE: self.args.StandardRestore(state), POSITION: self.args.JsonRestore()}
         try:
-            restored = self.manager.restore(step, args=ocp.args.Composite(**items))
+            restored = self.manager.restore(step, args=self.args.Composite(**items))
             state, about = restored[STATE], restored[POSITION]
             is_intact = about["checksum"] == checksum(state)
         except Exception as error:  # Orbax and TensorStore raise many kinds
