@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.smollm2 import page, results
+from benchmarks.claims.evidence import Finding, NotMeasured, Spread, Verdict
+from recipes.smollm2 import claims, page, results
 from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import (
     MT_BENCH,
@@ -148,6 +149,35 @@ def test_all_pages_quote_the_figures_of_the_repository(tmp_path):
     best = figures.ranked()[0]
     for path in (drawing, ROOT / drawing.relative_to(tmp_path)):
         assert f"{figures.row(best)['speed']:.2f}x" in path.read_text()
+
+
+def test_the_page_of_claims_lists_those_decided():
+    text = (ROOT / CLAIMS).read_text()
+    assert page.quoted(ROOT / CLAIMS, claims.table_of(read_json(claims.RESULTS)), "tables") == text
+
+
+def test_a_claim_is_decided_by_a_benchmark_of_its_table(tmp_path, monkeypatch):
+    def check(*methods, on, bar=1.0):
+        def decided(evidence):
+            if evidence != "second":
+                raise NotMeasured
+            return Finding(Spread(1.2, 1.1, 1.3), f"{methods} on {on[0]}", Verdict.HOLDS)
+
+        return decided
+
+    for name in ("first", "second"):
+        (tmp_path / "bench" / name).mkdir(parents=True)
+        about = {"revision": "abc", "command": "specjax reproduce hass-table-1 --runs 1"}
+        (tmp_path / "bench" / name / "run.json").write_text(json.dumps(about))
+    table = {"claims": [["more", "accepted", ["HASS", "theta 0.5"], "1.12", {"bar": 0.9}]]}
+    monkeypatch.setattr(claims, "TABLES", {"hass-table-1": table})
+    monkeypatch.setattr(claims, "CHECKS", {"accepted": check})
+    monkeypatch.setattr(claims, "read_evidence", lambda folder: folder.name)
+    [row] = claims.decided(tmp_path)["claims"]
+    assert (row["ours"], row["verdict"]) == ("('HASS', 'theta 0·5') on MT-bench", "holds")
+    (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other"}')
+    with pytest.raises(SpecjaxError, match=r"holds revisions \['abc', 'other'\]"):
+        claims.decided(tmp_path)
 
 
 def test_a_page_without_marks_is_named(tmp_path):
