@@ -6,8 +6,9 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -97,7 +98,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         return read_rest(file, path, max_bytes)
 
 
-def read_rest(file: IO[bytes], name: str | Path, max_bytes: int) -> bytes:
+def read_rest(file: BufferedIOBase, name: str | Path, max_bytes: int) -> bytes:
     """Reads an open file, which may be a pipe, to its end."""
     content = file.read(max_bytes + 1)
     _check_limit(name, len(content), max_bytes)
@@ -112,7 +113,7 @@ def _check_limit(name: str | Path, size: int, max_bytes: int) -> None:
         )
 
 
-def bounded_lines(file: IO[bytes], name: str | Path) -> Iterator[bytes]:
+def bounded_lines(file: BufferedIOBase, name: str | Path) -> Iterator[bytes]:
     """Yields the lines of an open file."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
