@@ -32,10 +32,12 @@ inline Words select(Words is_first, Words first, Words second) {
 }
 
 inline Floats widened_half(Words half) {  // exact, denormals, infinities and NaN included
-  Words magnitude = (half & 0x7fffu) << 13;
-  Floats value = (Floats)magnitude * 0x1p112f;
-  Words special = (Words)(magnitude >= 0x0f800000u) & (magnitude | 0x7f800000u);
-  return (Floats)((Words)value | special | (half & 0x8000u) << 16);
+  const Words magnitude = (half & 0x7fffu) << 13;
+  // XLA's threads take a denormal float for 0, so the numbers here are 2^-14 larger.
+  const Words small = (Words)((Floats)(magnitude + 0x38800000u) - 0x1p-14f);
+  const Words value = select((Words)(magnitude < 0x00800000u), small, magnitude + 0x38000000u);
+  const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
+  return (Floats)(value | special | (half & 0x8000u) << 16);
 }
 
 // Rounds to the nearest number of the type, ties to even.

@@ -78,6 +78,16 @@ def test_nan_and_infinity_reach_their_outputs_and_no_others(dtype):
         assert np.isfinite(np.delete(sums, (3, 5), axis=1)).all()
 
 
+def test_every_finite_float16_is_read_exactly_as_a_weight_and_as_a_scale():
+    numbers = np.arange(0x7C00, dtype=np.uint16).view(np.float16)  # denormals too
+    column, codes = jnp.asarray(numbers)[:, None], jnp.ones((numbers.size, 2), jnp.int8)
+    row = jnp.array([[1, 0]], jnp.float16)
+    for weight in (column, QuantizedWeight(codes, column)):
+        for number in range(NUM_SETS):
+            sums = product(row[:, : weight.shape[1]], native.packed(weight), number)
+            np.testing.assert_array_equal(sums[0, : numbers.size], numbers)
+
+
 def test_products_of_nothing_are_empty_or_an_error():
     weight = native.packed(drawn(6, (16, 8), "float32"))
     assert product(jnp.zeros((0, 8)), weight, 0).shape == (0, 16)
