@@ -37,10 +37,12 @@ class KernelsHook(BuildHookInterface):
         return ["jaxlib>=0.10.1,!=0.10.2"] + ([] if builder().compiler() else ["ziglang"])
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        (ROOT / LIBRARY).unlink(missing_ok=True)
-        if not self._is_wanted():
+        if self.target_name != "wheel":
             return
         try:
+            (ROOT / LIBRARY).unlink(missing_ok=True)
+            if not self._is_wanted():
+                return
             builder().build(ROOT / LIBRARY)
         except (RuntimeError, OSError, ImportError) as error:
             self.app.display_warning(f"specjax is installed without native kernels: {error}")

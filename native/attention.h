@@ -52,6 +52,11 @@ View view_of(const Pass& pass, int64_t row, int64_t window) {
 #define LOW_LANES 0, 4, 1, 5
 #define HIGH_LANES 2, 6, 3, 7
 #endif
+#if defined(__clang__)
+#define SHUFFLED(first, second, ...) __builtin_shufflevector(first, second, __VA_ARGS__)
+#else  // GCC has the other one from version 12 on only
+#define SHUFFLED(first, second, ...) __builtin_shuffle(first, second, Words{__VA_ARGS__})
+#endif
 
 // Writes vectors transposed: lane j of vector i goes to lane i of vector j. Each of the log2(kLanes)
 // steps moves the highest bit of a vector's number to the end of that of its lanes.
@@ -64,8 +69,8 @@ inline void store_transposed(const Words (&block)[kLanes], uint32_t* to) {
     Words next[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes / 2; i++) {
-      next[2 * i] = __builtin_shufflevector(block[i], block[i + kLanes / 2], LOW_LANES);
-      next[2 * i + 1] = __builtin_shufflevector(block[i], block[i + kLanes / 2], HIGH_LANES);
+      next[2 * i] = SHUFFLED(block[i], block[i + kLanes / 2], LOW_LANES);
+      next[2 * i + 1] = SHUFFLED(block[i], block[i + kLanes / 2], HIGH_LANES);
     }
     store_transposed<2 * Step>(next, to);
   }

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,10 +28,17 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 
 def compiler() -> list[str] | None:
-    """Returns the command of a C++ compiler, or None: $CXX, g++, clang++, or zig's."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and shutil.which(name):
-            return [name]
+    """Returns the command of a C++ compiler, or None: $CXX, g++, clang++, or zig's.
+
+    One that is too old for the instructions is passed over.
+    """
+    *_, flags = INSTRUCTIONS.values()
+    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
+        command = shlex.split(name)
+        if command and shutil.which(command[0]):
+            probe = [*command, *FLAGS, *flags, "-E", "-x", "c++", os.devnull]
+            if subprocess.run(probe, capture_output=True).returncode == 0:
+                return command
     try:
         import ziglang  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:

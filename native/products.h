@@ -88,8 +88,8 @@ struct Int8 {
   static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
     // Below 2^23 + 256, the last bits of a float are a whole number.
     const Words codes = widened(*(const Halves*)(panel + pair * 32 + v * kBytes / 2)) ^ 0x8080u;
-    return {(Floats)(codes & 0xffu | 0x4b000000u) - (0x1p23f + 128),
-            (Floats)(codes >> 8 | 0x4b000000u) - (0x1p23f + 128)};
+    return {(Floats)((codes & 0xffu) | 0x4b000000u) - (0x1p23f + 128),
+            (Floats)((codes >> 8) | 0x4b000000u) - (0x1p23f + 128)};
   }
 };
 

@@ -1,5 +1,6 @@
 """Native code under sanitizers, in threads, after a fork and with a planted fault."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -79,6 +80,20 @@ def test_kernels_of_neon_multiply_as_they_should(tmp_path):
     subprocess.run([str(ARM), *flags, str(source), "-o", str(program)], check=True)
     done = subprocess.run([str(QEMU), str(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_compiler_that_does_not_know_the_instructions_is_passed_over(tmp_path, monkeypatch):
+    old = tmp_path / "g++"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", f"{sys.executable} -c pass")
+    spec = importlib.util.spec_from_file_location("native_build", SOURCES / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    assert build.compiler() == [sys.executable, "-c", "pass"]
+    monkeypatch.delenv("CXX")
+    assert build.compiler() != ["g++"]
 
 
 @pytest.mark.slow
