@@ -1,5 +1,7 @@
 """specjax: lossless speculative decoding for Llama-family models in JAX and Flax.
 
+    import jax, specjax
+
     target = specjax.load("pocket")
     print(specjax.generate_text(target, "import os\n", "pld-plus"))
 
