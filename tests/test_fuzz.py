@@ -214,7 +214,7 @@ def test_files_of_questions(tmp_path, capsys):
 
 # ---- The command line ---------------------------------------------------------------------------
 
-COMMAND_LINES = 300
+COMMAND_LINES = 150
 HOSTILE = (
     *("", " ", "x", "-1", "0", "0.5", "1e400", "nan", "inf", "9" * 30, "--", "true", "[1]", "{}"),
     *("\x1b[31m5", "\x9b", "\u202e", "ü\n", "🎉" * 99, "a=b=c", "x" * 5000, "/dev/zero", "/"),
