@@ -63,7 +63,7 @@ TUNE = Group(
     "Find the best settings for a target; `generate` and `bench` then use them.", _tune_commands
 )
 
-GARBAGE = 100_000  # objects between collections, which else take an eighth of the start
+GARBAGE = 100_000  # objects between collections, which otherwise take an eighth of the start-up
 
 COMMANDS: Commands = {
     "generate": Generate,
