@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.byte_automaton import DEAD, byte_automaton
@@ -124,10 +125,14 @@ class _Reader:
     def _reference(self, name: Any, place: str) -> str:
         if name in self._open:
             raise _error(place, f"{name!r} leads back to itself, which is not supported")
-        schema = self._root
-        for part in str(name).removeprefix("#").split("/")[1:]:
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
-        if not str(name).startswith("#") or schema is None:
+        start, *keys = unquote(str(name)).split("/")  # a JSON pointer
+        schema = self._root if start == "#" else None
+        for key in keys:
+            if isinstance(schema, list):
+                schema = {str(number): part for number, part in enumerate(schema)}
+            key = key.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key) if isinstance(schema, Mapping) else None
+        if schema is None:
             raise _error(place, f"there is no {name!r}")
         self._open.append(name)
         regex = self.regex(schema, name)

@@ -37,10 +37,13 @@ SCHEMAS = {
         "maxItems": 3,
     },
     "references": {
-        "$defs": {"day": {"type": "string", "format": "date"}},
+        "$defs": {"a/~%": {"anyOf": [{"type": "string", "format": "date"}]}},
         "anyOf": [
-            {"$ref": "#/$defs/day"},
-            {"type": "array", "prefixItems": [{"$ref": "#/$defs/day"}, {"type": "null"}]},
+            {"$ref": "#/$defs/a~1~0%25/anyOf/0"},
+            {
+                "type": "array",
+                "prefixItems": [{"$ref": "#/$defs/a~1~0%25/anyOf/0"}, {"type": "null"}],
+            },
         ],
     },
     "strings": {
@@ -156,6 +159,7 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         ({"type": "object", "anyOf": [STRING]}, "#", "type"),
         ({"maxLength": 3}, "#", "maxLength"),
         ({"$ref": "#/$defs/a"}, "#/$ref", "#/$defs/a"),
+        ({"$ref": "#a"}, "#/$ref", "there is no '#a'"),
         ({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"},
          "#/$defs/a", "leads back"),
         (STRING | {"format": "hostname"}, "#", "hostname"),
