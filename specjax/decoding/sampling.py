@@ -90,8 +90,9 @@ class Sampling:
     def __post_init__(self):
         check_fields(self)
         # Hashable, and sorted, so that equal biases share a program.
-        object.__setattr__(self, "logit_bias", tuple(sorted(dict(self.logit_bias).items())))
-        if not all(abs(x) <= MAX_BIAS or x == -jnp.inf for _, x in self.logit_bias):
+        biases = dict(self.logit_bias)
+        object.__setattr__(self, "logit_bias", tuple(sorted(biases.items())))
+        if not all(abs(x) <= MAX_BIAS or x == -jnp.inf for x in biases.values()):
             problem = f"must hold numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, or -inf for a ban"
             raise SettingError("logit_bias", problem)
         if () in self.bad_words:
