@@ -9,6 +9,7 @@ docs/results/papers.md. Without options it only writes the latter again.
 """
 
 import json
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ from benchmarks.claims.evidence import (
     decide,
     read_evidence,
 )
-from recipes.papers.command import Reproduce
 from recipes.papers.figures import drafted_lengths
 from recipes.papers.recipe import read_recipe
 from recipes.papers.variants import alias
@@ -103,17 +103,12 @@ class Options:
             method: (HERE if place.startswith("heads/") else self.runs) / place
             for method, place in drafters
         }
-        Reproduce(
-            name,
-            self.target,
-            drafter=tuple(f"{method}={folder}" for method, folder in folders.items()),
-            data=self.data,
-            limit=spec["limit"],
-            max_new_tokens=spec["max_new_tokens"],
-            runs=1,
-            dtype="bfloat16",
-            out=self.out,
-        ).run()
+        flags = [f"--drafter={method}={folder}" for method, folder in folders.items()]
+        flags += [f"--limit={spec['limit']}", f"--max-new-tokens={spec['max_new_tokens']}"]
+        flags += [f"--data={self.data}", f"--out={self.out}", "--runs=1", "--dtype=bfloat16"]
+        command = [sys.executable, "-m", "specjax", "reproduce", name, f"--target={self.target}"]
+        if subprocess.run([*command, *flags]).returncode:  # its folders name this command
+            raise SpecjaxError(f"{name} did not end; run the same command again")
 
 
 def decided(out: Path) -> dict[str, Any]:
