@@ -141,6 +141,7 @@ def page(figures: Figures) -> str:
         conditions=condition_table(figures),
         weights=weight_table(figures),
         passes=pass_table(figures),
+        limit=_limit(figures),
         choice=choice_table(figures),
         curves=curve_table(figures),
         gains=_gains(figures),
@@ -163,6 +164,16 @@ def _gain(figures: Figures) -> str:
         f"`{best}` has the highest median speed over all questions, "
         f"{figures.row(best)['speed']:.2f}x plain decoding (quartiles {low:.2f} to {high:.2f}). "
         f"{which} reaches {figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
+    )
+
+
+def _limit(figures: Figures) -> str:
+    best = figures.ranked()[0]
+    row = figures.row(best)
+    return (
+        f"A round of `{best}` adds {row['accepted']:.2f} tokens and takes as long as "
+        f"{row['round']:.2f} plain steps; twice the speed of plain decoding needs "
+        f"{2 * row['round']:.2f} tokens, and more where the prompt is long."
     )
 
 
