@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.claims import pocket
-from benchmarks.claims.pocket import PocketOptions, measure, page_of, published
-from benchmarks.claims.traces import TRACES
+from benchmarks import pocket
+from benchmarks.pocket import PocketOptions, measure, page_of, published
+from benchmarks.traces import TRACES
 from specjax import SpecjaxError, load
 from specjax.bench.results import open_results
 from specjax.bench.run import check
@@ -26,14 +26,12 @@ def test_settings_that_a_cpu_replaces_are_the_published_ones():
 def test_what_is_measured_exists_and_only_what_is_missing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(pocket, "run_bench", lambda load, options: check(options))
-    monkeypatch.setattr(pocket.ablations, "run", lambda options: asked.append("ablations"))
     monkeypatch.setattr(pocket.traces, "run", lambda options: asked.append(options.methods))
     measure(tmp_path, load("pocket"), PocketOptions(tmp_path))
-    assert asked[0] == "ablations" and "hass,eagle3" in asked[1]
+    assert "hass,eagle3" in asked[0]
     open_results(tmp_path, ABOUT).folder.write_json(TRACES, {"methods": [{"method": "pld"}]})
-    monkeypatch.setattr(pocket, "NUM_CURVES", 0)
     measure(tmp_path, load("pocket"), PocketOptions(tmp_path))
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 def fill(folder, rows: list[Measurement]) -> None:
@@ -54,7 +52,6 @@ def test_the_page_shows_what_the_folder_holds(tmp_path):
             assert [f"`{row.method}`", accepted, "1.50", speed, "1.25x"] in cells
     assert ["pld", "12.500", "12.500", "12.500"] in cells
     assert "a machine" in text and "at revision 0123456789abcdef:" in text
-    assert "### PLD+" in text and "not measured here: " in text and "bootstrap" in text
 
 
 def test_wrong_figures_make_no_page(tmp_path):

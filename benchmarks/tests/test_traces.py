@@ -6,7 +6,7 @@ Nothing here asserts how long anything took.
 import numpy as np
 import pytest
 
-from benchmarks.claims.traces import round_figures, trace
+from benchmarks.traces import round_figures, trace
 from specjax import notebook
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.prompt import padded_length
@@ -32,8 +32,6 @@ def test_figures_are_medians_over_the_rounds():
     rounds = [notebook.Round(3e-3, 4e-3, 1e-3, length) for length in (1, 1, 4, 3, 4, 4)]
     figures = round_figures("fast", [notebook.Round(9.0, 9.0, 9.0, 1), *rounds])
     assert figures.pop("method") == "fast"
-    assert figures.pop("draft_quartiles") == pytest.approx([3e-3, 3e-3])
-    assert figures.pop("draft_share_quartiles") == pytest.approx([0.354, 0.375, 0.375], abs=0.022)
     assert figures == pytest.approx(
         {
             "num_rounds": 7,

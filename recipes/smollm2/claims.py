@@ -17,25 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
 
-from benchmarks.claims.checks import AcceptsMore, AcceptsMoreDeeper, Check, Faster, first_texts
-from benchmarks.claims.evidence import (
-    MARGIN,
-    MIN_COUNT,
-    Evidence,
-    Finding,
-    NotMeasured,
-    PerPrompt,
-    Spread,
-    bootstrap,
-    decide,
-    read_evidence,
-)
-from recipes.papers.figures import drafted_lengths
 from recipes.papers.recipe import read_recipe
 from recipes.papers.variants import alias
+from recipes.smollm2.checks import (
+    MIN_COUNT,
+    AcceptsMore,
+    AcceptsMoreDeeper,
+    Check,
+    DraftsVary,
+    Faster,
+    Finding,
+    NotMeasured,
+    Samples,
+    Spread,
+    decide,
+    samples_in,
+)
 from recipes.smollm2.page import CLAIMS, ROOT, quoted, table
 from specjax import SpecjaxError
 from specjax.core.errors import exit_code
@@ -45,27 +44,7 @@ from specjax.models.io.classifier import load_classifier
 HERE = Path(__file__).parent
 TABLES = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "docs" / "results" / "papers.json"
-
-
-@dataclass(frozen=True)
-class DraftsVary:
-    """The deviation of the draft lengths of `method`, over their mean, is larger than `bar`."""
-
-    method: str
-    on: tuple[str, ...]
-    bar: float
-
-    def __call__(self, evidence: Evidence) -> Finding:
-        texts = first_texts(evidence.runs(self.method, self.on, 0.0))
-        lengths = [np.array(drafted_lengths(text.from_draft), float) for text in texts]
-
-        def variation(sums: PerPrompt) -> float:
-            count, total, squares = sums.sum(axis=0)
-            return float(np.sqrt(squares / count - (total / count) ** 2) / (total / count))
-
-        sums = np.array([[len(x), x.sum(), (x**2).sum()] for x in lengths])
-        spread = bootstrap(variation, [sums])
-        return Finding(spread, str(spread), decide(spread, self.bar, len(sums)))
+MARGIN = 0.02  # of figures without a spread
 
 
 CHECKS = {
@@ -119,8 +98,8 @@ def decided(out: Path) -> dict[str, Any]:
         raise SpecjaxError(f"{out}/bench holds revisions {sorted(revisions)}, not one; delete it")
     rows = []
     for name, spec in TABLES.items():
-        evidence = [
-            read_evidence(folder)
+        measured = [
+            samples_in(folder)
             for folder, about in folders.items()
             if f" {name} " in about["command"]
         ]
@@ -130,15 +109,15 @@ def decided(out: Path) -> dict[str, Any]:
                 finding = _prediction(out / "classifiers", *methods)
             else:
                 check = CHECKS[kind](*map(alias, methods), **{"on": data, **dict(*settings)})
-                finding = _finding(check, evidence)
+                finding = _finding(check, measured)
             row = {"table": name, "claim": text, "ours": finding.ours, "published": published}
             rows.append(row | {"verdict": finding.verdict.value})
     return {"revision": revisions.pop(), "claims": rows}
 
 
-def _finding(check: Check, evidence: Sequence[Evidence]) -> Finding:
+def _finding(check: Check, measured: Sequence[Samples]) -> Finding:
     """Returns what the first benchmark with the data of a check finds."""
-    for each in evidence:
+    for each in measured:
         try:
             return check(each)
         except NotMeasured:

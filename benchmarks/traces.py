@@ -1,8 +1,8 @@
-"""Times the parts of rounds: python -m benchmarks.claims.traces --out FOLDER
+"""Times the parts of rounds: python -m benchmarks.traces --out FOLDER
 
 Prints how long drafting, verifying and the rest of a round take with each method on the first and
-the last prompt, and keeps the figures in FOLDER, where `benchmarks.claims` reads them. Each part is
-compiled separately, which takes minutes; a round then takes a little longer than in one program.
+the last prompt, and keeps the figures in FOLDER. Each part is compiled separately, which takes
+minutes; a round then takes a little longer than in one program.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Any
 
-import numpy as np
 from tyro.conf import UseAppendAction, arg
 
 from benchmarks.harness import at_least_1, main, requests_for, table
@@ -56,14 +55,11 @@ def round_figures(name: str, rounds: Sequence[notebook.Round]) -> dict[str, Any]
     seconds = {
         f"{part}_seconds": median(getattr(one, part) for one in rounds) for part in notebook.PARTS
     }
-    shares = [one.draft / one.seconds for one in rounds]
     return {
         "method": name,
         "num_rounds": len(rounds),
         "accepted_length": fmean(one.num_tokens for one in rounds),
         **seconds,
-        "draft_quartiles": np.percentile([one.draft for one in rounds], (25, 75)).tolist(),
-        "draft_share_quartiles": np.percentile(shares, (25, 50, 75)).tolist(),
     }
 
 

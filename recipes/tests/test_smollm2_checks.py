@@ -1,0 +1,140 @@
+"""The checks of claims: made-up runs are judged as they deserve."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from recipes.smollm2.checks import (
+    AcceptsMore,
+    AcceptsMoreDeeper,
+    DraftsVary,
+    Faster,
+    NotMeasured,
+    Verdict,
+    bootstrap,
+    samples_in,
+    share_ratio,
+)
+from specjax.bench.measure import GeneratedText, Program, Sample
+from specjax.bench.results import Condition, open_results
+from specjax.bench.summary import summarise
+from specjax.run.tasks import TaskPrompt
+
+EDITS, FREE = ("rename", "fix"), ("complete",)
+KINDS = (*EDITS, *EDITS, "fix", *FREE, *FREE)
+ALL = (*EDITS, *FREE)
+TOKENS = tuple(range(60))
+
+
+def runs(
+    method: str,
+    rounds: Sequence[int] = (60,) * 7,
+    seconds: Sequence[float] = (1.0,) * 7,
+    **text,
+) -> list[Sample]:
+    """Two runs of each question; the second takes a fifth longer."""
+    return [
+        Sample(
+            method,
+            "float32",
+            (TaskPrompt(kind, (1, 2)),),
+            number,
+            repeat,
+            (GeneratedText(TOKENS, rounds[number], **({"accepted_lengths": (0, 1)} | text)),),
+            0.0,
+            seconds[number] * (1 + repeat / 5),
+            0,
+        )
+        for number, kind in enumerate(KINDS)
+        for repeat in range(2)
+    ]
+
+
+def measured(*groups: list[Sample]) -> dict:
+    return {0.0: {group[0].method: group for group in groups}}
+
+
+FEW, SOME, MANY = (10,) * 7, (15,) * 7, (30,) * 7  # rounds for the same text
+MIXED = (8, 22, 9, 24, 8, 23, 13)  # some questions better than SOME, some worse
+UNEVEN = (0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    "rounds, verdict",
+    [(FEW, Verdict.HOLDS), (MANY, Verdict.FAILS), (MIXED, Verdict.UNDECIDED)],
+)
+def test_accepted_lengths_are_judged_by_their_spread_over_questions(rounds, verdict):
+    finding = AcceptsMore("new", "old", ALL)(measured(runs("new", rounds), runs("old", SOME)))
+    assert finding.verdict == verdict
+    assert finding.spread.figure == pytest.approx(7 * 15 / sum(rounds))
+    assert finding.spread.low <= finding.spread.figure <= finding.spread.high
+
+
+@pytest.mark.parametrize(
+    "seconds, verdict",
+    [((0.5,) * 7, Verdict.HOLDS), ((1.5,) * 7, Verdict.FAILS), (UNEVEN, Verdict.UNDECIDED)],
+)
+def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
+    finding = Faster("new", "old", ALL)(measured(runs("new", SOME, seconds), runs("old", SOME)))
+    assert finding.verdict == verdict
+    ratios = [1 / each for each in seconds for _ in range(2)]  # a pair shares its turn
+    assert finding.spread == pytest.approx(tuple(np.percentile(ratios, (50, 25, 75))))
+
+
+def test_equal_lengths_are_close_but_not_more():
+    samples = measured(runs("new", SOME), runs("old", SOME))
+    assert AcceptsMore("new", "old", ALL)(samples).verdict == Verdict.UNDECIDED
+    assert AcceptsMore("new", "old", ALL, bar=0.95)(samples).verdict == Verdict.HOLDS
+
+
+def test_a_claim_reads_its_kinds_of_questions_and_two_questions_decide_nothing():
+    samples = measured(runs("new", (10,) * 5 + (60,) * 2), runs("old", SOME))
+    assert AcceptsMore("new", "old", EDITS)(samples).spread.figure == 1.5
+    assert AcceptsMore("new", "old", EDITS)(samples).verdict == Verdict.HOLDS
+    assert AcceptsMore("new", "old", FREE)(samples).verdict == Verdict.UNDECIDED
+
+
+def test_the_bootstrap_is_seeded_and_resamples_questions():
+    rounds = np.linspace(6, 20, 7) ** 1.1
+    counts = np.column_stack([np.full(7, 60.0), rounds, np.full(7, 60.0), SOME])
+    first, again, other = (bootstrap(share_ratio, counts, seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first.figure == other.figure
+    assert (first.low, first.high) != (other.low, other.high)
+
+
+def test_depths_are_counted_from_the_histogram():
+    # Rounds that committed n tokens; one of 3 has accepted depths 1 and 2, and was judged at 3.
+    steep, flat = (
+        runs(name, accepted_lengths=lengths)
+        for name, lengths in {"steep": (0, 2, 2, 4, 2, 0), "flat": (0, 2, 2, 1, 2, 3)}.items()
+    )
+    finding = AcceptsMoreDeeper("flat", "steep", ALL, 3)(measured(steep, flat))
+    assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
+    assert finding.verdict == Verdict.HOLDS
+    AcceptsMoreDeeper("flat", "steep", ALL, 4)(measured(steep, flat))
+    with pytest.raises(NotMeasured, match="longer than 5"):
+        AcceptsMoreDeeper("flat", "steep", ALL, 5)(measured(steep, flat))
+
+
+def test_draft_lengths_vary_by_their_deviation_over_their_mean():
+    drafted = (True, False, True, True, True, False)  # lengths 1 and 3
+    finding = DraftsVary("oracle", ALL, 0.4)(measured(runs("oracle", from_draft=drafted)))
+    assert finding.spread.figure == pytest.approx(0.5)
+    assert finding.verdict == Verdict.HOLDS
+
+
+def test_runs_are_read_from_a_finished_benchmark(tmp_path):
+    results = open_results(tmp_path, {"target": "pocket", "command": "specjax bench"})
+    plain, eagle = runs("plain"), runs("eagle", FEW, (0.5,) * 7)
+    for turn in zip(plain, eagle, strict=True):
+        results.add_trial(Condition(0.0, 1), turn)
+        results.add_trial(Condition(0.0, 4), turn)  # which no claim reads
+    results.write_rows(summarise([*plain, *eagle], {"plain": Program(), "eagle": Program()}))
+    samples = samples_in(tmp_path)
+    assert {name: len(own) for name, own in samples[0.0].items()} == {"plain": 14, "eagle": 14}
+    assert Faster("eagle", "plain", ALL)(samples).spread.figure == pytest.approx(2.0)
+    assert AcceptsMore("eagle", "plain", ALL)(samples).spread.figure == pytest.approx(6.0)
+    with pytest.raises(NotMeasured, match="medusa"):
+        Faster("eagle", "medusa", ALL)(samples)
