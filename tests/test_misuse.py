@@ -53,6 +53,9 @@ MISUSES = {
     "key seed": lambda: engine.generate(params, prompt, 0),
     "key old": lambda: engine.generate(params, prompt, np.zeros(2, np.uint32)),
     "key batch": lambda: engine.generate(params, prompt, jax.random.split(key, 2)),
+    "reference key": lambda: specjax.reference_generate(
+        target.params, prompt, jax.random.PRNGKey(0), target=target.model
+    ),
     "engine jitted": lambda: jax.jit(engine.generate)(params, Prompt(tokens[0], length), key),
     "engine eos": lambda: specjax.Engine(target.model, drafter, eos=["a"]),
     "engine target": lambda: specjax.Engine(target, drafter),

@@ -24,7 +24,13 @@ from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.processors import Controls, Processor
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_key, check_memory, check_request, end_tokens
+from specjax.decoding.request import (
+    check_key,
+    check_memory,
+    check_processors,
+    check_request,
+    end_tokens,
+)
 from specjax.decoding.sampling import Draw, Sampling, SamplingValues, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
@@ -99,14 +105,7 @@ class Engine:
         self.drafter.taps.check(self.target.config)
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
-        arrays, processors = params.processors, self.sampling.processors
-        if arrays and len(arrays) != len(processors):
-            raise SpecjaxError(
-                f"Params.processors has {len(arrays)} entries for {len(processors)} processors of "
-                "Sampling; pass one for each, or None"
-            )
-        for processor, arrays in zip(*self._processors(params), strict=True):
-            processor.check(arrays, self.target.config.vocab_size, self.eos)
+        check_processors(self.sampling, params.processors, self.target.config, self.eos)
         batch, values = prompt.tokens.shape[0], params.sampling
         if values is not None and len(values.top_k) != batch:
             raise SpecjaxError(

@@ -10,9 +10,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.compilation import jit_loops
+from specjax.core.errors import check_type
 from specjax.decoding.processors import Nodes
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.request import check_request, end_tokens
+from specjax.decoding.request import check_key, check_processors, check_request, end_tokens
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import chain
 from specjax.models.target import Target, causal_rows
@@ -38,10 +39,13 @@ def reference_generate(
     Raises:
         SpecjaxError: if the request is invalid.
     """
+    eos = end_tokens(eos, target)
+    check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
     check_request(params, prompt, target, max_new_tokens)
+    check_key(key, prompt.tokens.shape[0])
+    check_processors(sampling, processor_params, target.config, eos)
     arrays = processor_params or (None,) * len(sampling.processors)
-    settings = target, sampling, max_new_tokens, end_tokens(eos, target)
-    return _generate(params, prompt, key, arrays, *settings)
+    return _generate(params, prompt, key, arrays, target, sampling, max_new_tokens, eos)
 
 
 @partial(jit_loops, static_argnums=(4, 5, 6, 7))

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from specjax.core.errors import SpecjaxError, check_at_least, check_ids, check_type
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
+from specjax.decoding.sampling import Sampling
 from specjax.models.attention import KEY_BLOCK
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK
@@ -76,6 +77,21 @@ def check_key(key: Any, batch: int) -> None:
             f"key is of type {type(key).__name__}, an old-style key, or not one for each of "
             f"{batch} sequence(s); pass jax.random.key(0), or jax.random.wrap_key_data(key)"
         )
+
+
+def check_processors(
+    sampling: Sampling, arrays: tuple[Any, ...], config: TransformerConfig, eos: tuple[int, ...]
+) -> None:
+    """Validates all processors; `arrays` holds those of `sampling.processors`, or is empty."""
+    num_given, processors = len(sampling.processors), sampling.all_processors
+    if arrays and len(arrays) != num_given:
+        raise SpecjaxError(
+            f"Params.processors has {len(arrays)} entries for {num_given} processors of "
+            "Sampling; pass one for each, or None"
+        )
+    padded = [None] * (len(processors) - len(arrays)) + list(arrays)
+    for processor, values in zip(processors, padded, strict=True):
+        processor.check(values, config.vocab_size, eos)
 
 
 def end_tokens(eos: Any, target: Target) -> tuple[int, ...]:

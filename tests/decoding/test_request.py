@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import Params, Prompt, reference_generate, speculative_generate, stream
+from specjax.decoding import (
+    Params,
+    Prompt,
+    Sampling,
+    reference_generate,
+    speculative_generate,
+    stream,
+)
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.prompt import encode, from_ids
@@ -98,10 +105,25 @@ def test_streaming_rejects_the_same():
 @pytest.mark.parametrize("case", ["too long", "no params"])
 def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
     changes, message = BAD[case]
+    assert_rejected(message, reference_generate, **of_reference(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key": jax.random.split(jax.random.key(0), 3)}, "not one for each of 1 sequence(s)"),
+        ({"sampling": Sampling(logit_bias={40: 1.0})}, "logit_bias holds token id 40"),
+        ({"processor_params": (1,)}, "1 entries for 0 processors"),
+    ],
+)
+def test_the_reference_rejects_what_the_methods_reject(changes, message):
+    assert_rejected(message, reference_generate, **of_reference(**changes))
+
+
+def of_reference(**changes):
     given = request(**changes)
     del given["drafter"]
-    given["params"] = given["params"].target
-    assert_rejected(message, reference_generate, **given)
+    return given | {"params": given["params"].target}
 
 
 # ---- Prompts -----------------------------------------------------------------------------------
