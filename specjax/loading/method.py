@@ -311,7 +311,7 @@ class Registry(dict[str, Method]):
         method = self[name]
         settings, of_parts = method.split(settings)
         for part, inner in of_parts.items():
-            if isinstance(part_name := {**method.settings, **settings}[part], str):
+            if isinstance(part_name := self._method_of(part, method, settings, inner), str):
                 self.check(part_name, inner)
         for setting, value in settings.items():
             if setting not in method.settings:
@@ -320,6 +320,12 @@ class Registry(dict[str, Method]):
                     f"method {name!r} has no setting {setting!r}; its settings are: {available}"
                 )
             check_setting(method.drafter, setting, value)
+
+    def _method_of(self, part: str, method: Method, settings: Mapping[str, Any], inner: Any) -> Any:
+        """Returns the method of a part; if not set, the first of its defaults that fits `inner`."""
+        defaults = method.settings[part], method.untrained.get(part, method.settings[part])
+        fitting = [name for name in defaults if inner.keys() <= self[name].settings.keys()]
+        return settings.get(part, (*fitting, *defaults)[0])
 
     def read_settings(self, name: str, assignments: Sequence[str]) -> dict[str, Any]:
         """Parses assignments NAME=VALUE, several in one text with commas between, and checks them.
@@ -338,7 +344,7 @@ class Registry(dict[str, Method]):
         types = get_type_hints(self[name].drafter)
         values = {key: _value(text, types.get(key, str)) for key, text in settings.items()}
         for part, inner in of_parts.items():
-            parsed = self._parsed((self[name].settings | settings)[part], inner)
+            parsed = self._parsed(self._method_of(part, self[name], settings, inner), inner)
             values |= {f"{part}.{setting}": value for setting, value in parsed.items()}
         return values
 

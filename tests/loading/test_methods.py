@@ -130,6 +130,9 @@ def test_a_hybrid_without_a_head_copies_and_recycles(pocket):
         specjax.load_drafter("pld", other)[0],
         specjax.load_drafter("recycling", other)[0],
     )
+    settings = METHODS.read_settings("hybrid", ["head.from_prompt=false,copy.num_guesses=2"])
+    copy, head = specjax.load_drafter("hybrid", other, **settings)[0].parts
+    assert (copy.num_guesses, head.from_prompt) == (2, False)
     with pytest.raises(SpecjaxError, match="name a folder"):
         specjax.load_drafter("hybrid", other, head="hass")
 
