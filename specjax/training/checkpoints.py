@@ -72,8 +72,11 @@ class Checkpoints:
         return sorted(self.manager.all_steps(), reverse=True)
 
     def scores(self) -> dict[int, float]:
-        """Returns the scores of the measured checkpoints by step, the highest first."""
-        scores = {step: _score(self.manager.metrics(step)) for step in self.manager.all_steps()}
+        """Returns the scores of the measured checkpoints by step, the highest, then newest first.
+
+        `BestN` keeps the newest of equal ones too.
+        """
+        scores = {step: _score(self.manager.metrics(step)) for step in self.steps()}
         ranked = sorted(scores.items(), key=lambda item: item[1], reverse=True)
         return {step: score for step, score in ranked if score > -math.inf}
 

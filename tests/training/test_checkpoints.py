@@ -39,6 +39,12 @@ def test_a_corrupt_one_does_not_hide_the_others(tmp_path):
         assert TrainingRun(checkpoints=again).best(state(0)) is None
 
 
+def test_of_equal_ones_the_newest_is_the_best_whatever_was_saved_between(tmp_path):
+    for number, scores in enumerate(({1: 1.5, 3: 1.5}, {1: 1.5, 2: None, 3: 1.5})):
+        with saved(tmp_path / str(number), 2, scores) as kept:
+            assert TrainingRun(checkpoints=kept).best(state(0))[0] == 3
+
+
 def test_the_next_best_replaces_a_corrupt_one(tmp_path, capsys):
     with saved(tmp_path, 3, {1: 1.0, 2: 3.0, 3: 2.0}) as kept:
         for file in (tmp_path / "checkpoints" / "2" / "state").rglob("*"):
