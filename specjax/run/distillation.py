@@ -18,6 +18,7 @@ from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
 from specjax.core.settings import Checked, setting
+from specjax.core.text import UNFINISHED, decode
 from specjax.data.conversations import (
     ASSISTANT,
     SYSTEM,
@@ -137,7 +138,7 @@ def generate_questions(
         queue = [QueuedPrompt(number, ids, jax.random.fold_in(key, number)) for number in numbers]
         at_temperature_1 = DistillOptions(1.0, options.distill_tokens, options.distill_batch)
         for prompt, new_ids in _generate(target, queue, at_temperature_1):
-            text = tokenizer.decode(new_ids[:-1], skip_special_tokens=True).strip()
+            text = decode(tokenizer, new_ids[:-1]).strip()
             is_whole = text and new_ids[-1] in target.eos
             yield prompt.name, Conversation((Turn(USER, text),)) if is_whole else None
 
@@ -292,7 +293,8 @@ def with_answer(
     is_cut = not answer or answer[-1] not in target.eos
     answer = answer if is_cut else answer[:-1]
     ids = [*prompt, *answer] if conversation.text else answer
-    text = target.require_tokenizer().decode(ids, skip_special_tokens=True)
+    text = decode(target.require_tokenizer(), ids)
+    text = text.rstrip(UNFINISHED) if is_cut else text  # part of a character would be learned
     if conversation.text:
         return Conversation(text=text) if text.strip() else None
     turns = _next_turns(conversation, so_far)

@@ -10,6 +10,7 @@ import pytest
 
 from specjax.core.chat import chat_ids, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
+from specjax.core.text import UNFINISHED
 from specjax.data.conversations import (
     ASSISTANT,
     SYSTEM,
@@ -28,6 +29,7 @@ from specjax.run.distillation import (
     distill,
     generate_questions,
     prompt_of,
+    with_answer,
 )
 from specjax.training.examples import tokenize_all
 from tests.cli.training import WORDS
@@ -125,7 +127,7 @@ def test_above_temperature_0_answers_are_drawn(target, answer):
     for number, (before, after) in enumerate(zip(conversations, answered, strict=True)):
         ids = chat_ids(target.tokenizer, before.turns[0].text)
         new_tokens = plain(target, ids, temperature=1.0, number=number, seed=7)
-        assert after.turns[1].text == decoded(target, new_tokens)
+        assert after.turns[1].text == decoded(target, new_tokens).rstrip(UNFINISHED)
     assert answer(conversations, "other.jsonl", options, seed=8) != answered
 
 
@@ -205,6 +207,13 @@ def test_the_end_of_a_cut_answer_is_not_learned(target, answer, tmp_path):
     np.testing.assert_array_equal(cut.tokens, whole.tokens)
     [unlearned] = np.flatnonzero(cut.is_answer != whole.is_answer)
     assert whole.tokens[unlearned] in target.eos
+
+
+@pytest.mark.parametrize("asked", [ask("best"), Conversation(text="best")])
+def test_part_of_a_character_at_a_cut_is_not_learned(target, asked):
+    ids = target.tokenizer("total 日本", add_special_tokens=False)["input_ids"]
+    answered = with_answer(target, asked, None, (), ids[:-1])
+    assert (answered.text or answered.turns[-1].text) == "total 日"
 
 
 def test_the_target_generates_questions(target, tmp_path):
