@@ -52,8 +52,10 @@ from specjax.training.data import DataOptions
 from specjax.training.examples import Example
 from specjax.training.heads import HeadSettings, train_head
 from specjax.training.loop import LoopOptions
+from specjax.training.objectives.length_classifier import ClassifierTraining, fit
 from specjax.training.optimizer import OptimizerOptions
 from specjax.training.progress import Progress
+from tests.training.test_length_classifier import made_up
 
 # 8 heads, of which 4 are key-value heads: over 8 devices those are whole on each. With so few
 # tokens, random heads are sometimes right.
@@ -253,7 +255,11 @@ def run(mesh: Mesh, folder: Path) -> list[float]:
 
 
 def check_training(folder: str) -> None:
-    """Compares one device's losses with those of a run that was killed on another mesh."""
+    """Compares one device's losses with those of a run that was killed on another mesh.
+
+    A classifier is trained on one device: its batches need not spread over all.
+    """
+    fit(made_up(), ClassifierTraining(num_steps=1, batch_size=3))
     axes = ("data", "model")
     kinds, first = (AxisType.Auto,) * 2, jax.devices()[:1]
     single = jax.make_mesh((1, 1), axes, axis_types=kinds, devices=first)

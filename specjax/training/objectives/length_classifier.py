@@ -23,6 +23,7 @@ from specjax.core.settings import Checked, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
 from specjax.models.io.classifier import CLASSIFIER, TrainedClassifier, save_classifier
+from specjax.models.sharding import Placement, make_mesh
 from specjax.training.checkpoints import checksum
 from specjax.training.data import from_function
 from specjax.training.draft_features import (
@@ -121,6 +122,7 @@ def fit(
         LoopOptions(settings.num_steps, seed=settings.seed),
         run_folder,
         config=asdict(settings) | {"data": checksum((training.features, labels))},
+        placement=Placement(make_mesh("data=1"), 1),  # its batches need not spread over devices
         resume=resume,
         title="training disco",
     )
