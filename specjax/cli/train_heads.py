@@ -1,5 +1,6 @@
 """`specjax train METHOD`: trains the head of any method that the registry has a training for."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
@@ -194,11 +195,11 @@ class TrainHead(TargetOptions):
         if self.loop.num_steps is not None or self.epochs == 0:
             return self.loop
         useful = [example for example in examples if teaches(example)]  # `batches` skips others
-        num_sequences = len(useful)
+        num_batches = math.ceil(len(useful) / batches.batch_size)
         if batches.packing:
-            num_sequences = sum(len(example.tokens) for example in useful) / batches.longest
-        per_step = batches.batch_size * self.optimizer.accumulate
-        num_steps = max(1, round(self.epochs * num_sequences / per_step))
+            num_tokens = sum(len(example.tokens) for example in useful)
+            num_batches = num_tokens / batches.longest / batches.batch_size
+        num_steps = max(1, round(self.epochs * num_batches / self.optimizer.accumulate))
         print(f"{num_steps} steps: {self.epochs:g} epochs of {len(useful)} texts")
         return replace(self.loop, num_steps=num_steps)
 
