@@ -35,7 +35,7 @@ from recipes.smollm2.checks import (
     decide,
     samples_in,
 )
-from recipes.smollm2.page import CLAIMS, ROOT, quoted, table
+from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
 from specjax import SpecjaxError
 from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, read_json, write_whole
@@ -140,7 +140,7 @@ def table_of(results: dict[str, Any]) -> str:
     """Lists the claims."""
     names = ("table", "claim", "ours", "published", "verdict")
     rows = [[f"`{row['table']}`", *(row[name] for name in names[1:])] for row in results["claims"]]
-    return f"Measured at revision {results['revision'][:12]}.\n\n{table(names, rows)}\n"
+    return f"{verdicts_of(results['revision'], rows)}\n\n{table(names, rows)}\n"
 
 
 if __name__ == "__main__":

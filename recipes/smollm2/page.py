@@ -45,6 +45,8 @@ COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the
     ("ParallelSpec accepts more than Medusa", "parallel-medusa", "medusa", "accepted", 1, "1.38"),
     ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
 )
+UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
+VERDICTS = HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 WIDTHS = (1, 4, 8, 16, 64)  # of passes, in tokens
 STEPS = (250, 500, 1000, 2000)  # of a training whose accepted lengths are shown
 NUM_BARS = 4
@@ -124,6 +126,7 @@ def page(figures: Figures) -> str:
     return TEMPLATE.read_text(encoding="utf-8").format(
         where=_where(figures),
         num_prompts=about["num_prompts"],
+        per_kind=about["num_prompts"] // (len(TASKS) - 1),
         max_new_tokens=about["max_new_tokens"],
         revision=about["revision"][:12],
         command=about["command"],
@@ -159,21 +162,25 @@ def _gain(figures: Figures) -> str:
     low, high = figures.row(best)["quartiles"]
     top = max(TASKS, key=lambda task: figures.row(figures.ranked(task)[0], task)["speed"])
     first = figures.ranked(top)[0]
-    which = "It" if first == best else f"`{first}`"
+    free = next(method for method in figures.ranked() if method in UNTRAINED)
+    without = f"without one the best is `{free}`, {figures.row(free)['speed']:.2f}x. "
     return (
         f"`{best}` has the highest median speed over all questions, "
         f"{figures.row(best)['speed']:.2f}x plain decoding (quartiles {low:.2f} to {high:.2f}). "
-        f"{which} reaches {figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
+        + f"It drafts with a trained head; {without}" * (best != free)
+        + f"`{first}` reaches {figures.row(first, top)['speed']:.2f}x on {TASKS[top]}."
     )
 
 
 def _limit(figures: Figures) -> str:
     best = figures.ranked()[0]
     row = figures.row(best)
+    gain = row["accepted"] / row["round"]
     return (
         f"A round of `{best}` adds {row['accepted']:.2f} tokens and takes as long as "
-        f"{row['round']:.2f} plain steps; twice the speed of plain decoding needs "
-        f"{2 * row['round']:.2f} tokens, and more where the prompt is long."
+        f"{row['round']:.2f} plain steps, so decoding alone is {gain:.2f} times as fast. With "
+        f"prefill, which drafting does not shorten, it is {row['speed']:.2f}x. To be twice as fast, "
+        f"a round would have to add more than {2 * row['round']:.2f} tokens."
     )
 
 
@@ -305,11 +312,20 @@ def claim_table(figures: Figures) -> str:
                 for task in TASKS
             }
             num_true = sum(ratios[task] > bar for task in TASKS if task != ALL)
-            verdict = "holds" if num_true >= 8 else "does not" if num_true <= 1 else "undecided"
+            verdict = HOLDS if num_true >= 8 else FAILS if num_true <= 1 else UNDECIDED
             cells = f"{ratios[ALL]:.2f}", f"{num_true} of {len(TASKS) - 1}", published
             rows.append([claim, *cells, verdict])
     listed = table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
-    return f"Measured at revision {figures.about['revision'][:12]}.\n\n{listed}"
+    return f"{verdicts_of(figures.about['revision'], rows)}\n\n{listed}"
+
+
+def verdicts_of(revision: str, rows: Sequence[Sequence[str]]) -> str:
+    """Counts the verdicts, which are last in their rows."""
+    holds, fails, undecided = (sum(row[-1] == word for row in rows) for word in VERDICTS)
+    return (
+        f"Measured at revision {revision[:12]}: {holds} of {len(rows)} claims hold, {fails} do "
+        f"not, {undecided} are undecided."
+    )
 
 
 def curve_table(figures: Figures) -> str:

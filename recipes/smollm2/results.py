@@ -23,7 +23,7 @@ import tyro
 
 from benchmarks.rows import pass_seconds
 from recipes.smollm2.many_heads import ALL_KEPT, ALL_RUNS
-from recipes.smollm2.page import FIGURES, NODES, ROOT, WIDTHS, Figures, write_pages
+from recipes.smollm2.page import FIGURES, NODES, ROOT, UNTRAINED, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import PER_KIND, questions_in
 from specjax import SpecjaxError, load
 from specjax.bench.options import BenchOptions
@@ -40,7 +40,6 @@ from specjax.models.native import cheap_rows
 from specjax.training.run_folder import METRICS
 
 HEADS = Path(__file__).with_name("heads")
-UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
 FOLDERS = {  # what a method reads
     **{name: name for name in ("medusa", "parallel-medusa", "eagle", "parallel-eagle", "eagle3")},
     **{"eagle2": "eagle", "hass": "hass", "hybrid": "hass"},
