@@ -179,8 +179,8 @@ def _limit(figures: Figures) -> str:
     return (
         f"A round of `{best}` adds {row['accepted']:.2f} tokens and takes as long as "
         f"{row['round']:.2f} plain steps, so decoding alone is {gain:.2f} times as fast. With "
-        f"prefill, which drafting does not shorten, it is {row['speed']:.2f}x. To be twice as fast, "
-        f"a round would have to add more than {2 * row['round']:.2f} tokens."
+        f"prefill, which drafting does not shorten, it is {row['speed']:.2f}x. To be twice as "
+        f"fast, a round would have to add more than {2 * row['round']:.2f} tokens."
     )
 
 
