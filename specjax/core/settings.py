@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
@@ -194,5 +195,6 @@ def _beartype_options() -> Any:
 def _type_name(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_type_name, get_args(hint)))
-    name = "None" if hint is NoneType else f"of type {getattr(hint, '__name__', hint)}"
+    text = str(hint) if get_args(hint) else getattr(hint, "__name__", str(hint))
+    name = "None" if hint is NoneType else "of type " + re.sub(r"\b[\w.]+\.(?=\w)", "", text)
     return TYPE_NAMES.get(hint, name)

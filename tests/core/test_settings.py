@@ -65,5 +65,5 @@ def test_messages_name_field_bounds_value_and_remedy():
         Options(share=2)
     with pytest.raises(SettingError, match="`kind` must be first or last, got 'x'"):
         Options(kind="x")
-    with pytest.raises(SettingError, match="`sizes` must be of type"):
+    with pytest.raises(SettingError, match=r"`sizes` must be of type tuple\[int, \.\.\.\], got 3"):
         Options(sizes=3)
