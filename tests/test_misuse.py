@@ -24,6 +24,9 @@ def stream(key, **options):
     options = {"target": target.model, "drafter": drafter, "max_new_tokens": 4} | options
     return specjax.stream(params, prompt, key, **options)
 
+def text(*arguments, **options):
+    return specjax.generate_text(target, *arguments, max_new_tokens=4, **options)
+
 engine = specjax.Engine(target.model, drafter, max_new_tokens=4, eos=[2, 2])
 tokens, length = prompt.tokens, prompt.length
 MISUSES = {
@@ -61,7 +64,15 @@ MISUSES = {
     "engine target": lambda: specjax.Engine(target, drafter),
     "stream drafter": lambda: stream(key, drafter="pld"),
     "stream rounds": lambda: stream(key, rounds_per_call=0),
-    "stop numbers": lambda: specjax.generate_text(target, "import os", stop=[1]),
+    "prompt of one message": lambda: text({"role": "user", "content": "a"}),
+    "prompt of ids": lambda: text([5, 6]),
+    "message without a role": lambda: text([{"content": "a"}, {"role": "user"}], "plain"),
+    "method without params": lambda: text("import os", drafter),
+    "sampling of text": lambda: text("import os", sampling={"temperature": 1.0}),
+    "choices text": lambda: text("import os", choices="yes"),
+    "drafter of a name": lambda: specjax.load_drafter("pld", "pocket"),
+    "width float": lambda: specjax.load("pocket", padded_width=1.5),
+    "stop numbers": lambda: text("import os", stop=[1]),
 }
 for name, misuse in MISUSES.items():
     try:

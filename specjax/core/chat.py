@@ -1,6 +1,6 @@
 """Formats chats as text and tokens, by the tokenizer's chat template or, without one, Vicuna's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -42,6 +42,11 @@ def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
     template or else from the tokenizer, never from both.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
+    is_list = isinstance(messages, (list, tuple))
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise SpecjaxError(
+            "a chat is a text, or a list of messages such as {'role': 'user', 'content': 'Hi.'}"
+        )
     text = chat_text(tokenizer, messages, is_answer_next=True)
     check_characters("the chat", text)
     return tuple(encode_chat(tokenizer, text)["input_ids"])
@@ -84,7 +89,7 @@ def chat_text(
     except Exception as error:  # Jinja's errors, and whatever the template computes wrongly
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = "it needs too much memory" if isinstance(error, MemoryError) else reason
-        roles = ", ".join(message["role"] for message in messages)
+        roles = ", ".join(str(message.get("role")) for message in messages)
         raise SpecjaxError(
             f"the tokenizer's chat template rejects messages with roles {roles} ({reason}); drop "
             "the messages, or give the tokenizer another template"

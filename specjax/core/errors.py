@@ -89,7 +89,7 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> None:
         )
 
 
-def check_type(name: str, value: Any, kind: type, advice: str) -> None:
+def check_type(name: str, value: Any, kind: type | tuple[type, ...], advice: str) -> None:
     """Raises SpecjaxError for a value of another type; `advice` is what to pass."""
     if not isinstance(value, kind):
         raise SpecjaxError(f"{name} is of type {type(value).__name__}; pass {advice}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from specjax.core.errors import check_type
 from specjax.decoding.drafter import Drafter
 from specjax.loading.method import Request
 from specjax.loading.methods import METHODS
@@ -32,6 +33,7 @@ def load_drafter(
         SpecjaxError: for an unknown method or setting, one that does not fit the target, or a
             source or file that is missing, damaged or made for another target.
     """
+    check_type("target", target, LoadedTarget, "the target from specjax.load")
     METHODS.check(method, settings)
     if tuned is not None:
         tuned_for(target, tuned)  # a wrong file is an error even if the method reads none

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_type
 from specjax.decoding.automaton import Automaton, token_automaton
 from specjax.loading.json_schema import literal, schema_regex
 from specjax.loading.targets import LoadedTarget
@@ -29,6 +29,7 @@ def load_grammar(
         SpecjaxError: if there are two of the three, or if one is invalid, not supported or too
             large; the message names the part.
     """
+    check_type("target", target, LoadedTarget, "the target from specjax.load")
     num_grammars = sum(part is not None for part in (json_schema, regex, choices))
     if num_grammars == 0:
         return None
@@ -41,6 +42,8 @@ def load_grammar(
     elif regex is None:
         if not choices:
             raise SpecjaxError("choices is empty; pass at least one text")
+        if isinstance(choices, str) or not all(isinstance(text, str) for text in choices):
+            raise SpecjaxError(f"choices must be a list of texts, got {choices!r}")
         regex = "|".join(map(literal, choices))
     tokenizer = target.require_tokenizer()
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax.core.errors import SpecjaxError, errors_at, warn
+from specjax.core.errors import SpecjaxError, check_whole, errors_at, warn
 from specjax.core.files import check_size, read_json, readable
 from specjax.core.settings import SettingError
 from specjax.loading.hub import SMALL_FILES, target_folder
@@ -114,8 +114,7 @@ def load(
             supported, its files are damaged or inconsistent, the mesh has other axes or another
             size, or `padded_width` is negative.
     """
-    if padded_width < 0:
-        raise SettingError("padded_width", f"must be at least 0, got {padded_width}; try 72")
+    check_whole("padded_width", padded_width, 0)
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from specjax.core.chat import Message
-from specjax.core.errors import SpecjaxError, check_whole
+from specjax.core.errors import SpecjaxError, check_type, check_whole
 from specjax.core.text import EndingText, token_ids
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.generate import ROUNDS_PER_CALL, stream_states
@@ -124,13 +124,15 @@ def _parts(
     choices: Sequence[str] | None = None,
     **settings: Any,
 ) -> Iterator[list[Completion]]:
+    check_type("prompt", prompt, (str, list, tuple), "a text, messages, or a list of either")
+    check_type("method", method, (str, tuple), "a name, or the pair from specjax.load_drafter")
+    check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
     target = target if isinstance(target, LoadedTarget) else load(target)
     tokenizer = target.require_tokenizer()
     drafter = load_drafter(method, target) if isinstance(method, str) else method
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(isinstance(text, str) and text for text in stops):
         raise SpecjaxError(f"stop must hold texts that are not empty, got {stop!r}")
-    check_whole("rounds_per_call", rounds_per_call, 1)
     prompts: Sequence[Any] = [prompt] if _is_one(prompt) else prompt
     is_chat = chat or not all(isinstance(each, str) for each in prompts)
     encoded = (
@@ -141,6 +143,7 @@ def _parts(
     automaton = load_grammar(target, json_schema=json_schema, regex=regex, choices=choices)
     sampling = _with_settings(sampling, settings, tokenizer)
     engine, params = make_engine(target, drafter, max_new_tokens, sampling, automaton, ignore_eos)
+    check_whole("rounds_per_call", rounds_per_call, 1)  # may be max_new_tokens, which is valid here
     engine.check(params, encoded)
     state = engine.prefill(params, encoded, jax.random.key(seed))
     endings = [EndingText(tokenizer, stops) for _ in prompts]

@@ -161,7 +161,7 @@ def test_a_sentencepiece_model_alone_makes_the_tokenizer(folder, tmp_path):
         ("~nosuch/x", {}, "there is no home folder ~nosuch; write the path in full"),
         ("tiny/model.safetensors", {}, "is not a target"),
         ("pocket", {"revision": "main"}, "only hub ids have revisions"),
-        ("pocket", {"padded_width": -1}, "`padded_width` must be at least 0"),
+        ("pocket", {"padded_width": -1}, "padded_width -1 must be at least 0"),
         ("tiny", {"dtype": "int8"}, "`dtype` must be one of"),
     ],
 )
