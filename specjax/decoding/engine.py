@@ -47,7 +47,7 @@ from specjax.models.target import ModelOutput, Target
 class Engine:
     """Everything static about a run, in one hashable object; its methods are pure.
 
-        engine = Engine(target, drafter, max_new_tokens=128)
+        engine = Engine(target.model, drafter, max_new_tokens=128)
         generation = jax.jit(engine.generate)(params, prompt, key)
 
     or in parts:

@@ -96,9 +96,9 @@ def load(
             model decodes fastest on this machine.
         revision: branch, tag or commit of a hub id.
         progress: show progress bars on stderr, if that is a terminal.
-        quantize: "int8" (a scale per output channel) or "int4" (one for each 32 inputs) for
-            quantised weights; products are still computed in `dtype`, in which norms and biases
-            stay.
+        quantize: "int8" (a scale per output channel) or "int4" (one for each group of up to 32
+            inputs) for quantised weights; products are still computed in `dtype`, in which norms
+            and biases stay.
         mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
             straight to its device. By default all weights are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
