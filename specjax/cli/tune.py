@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.measure import with_progress
-from specjax.bench.options import names_in, parse_variants
+from specjax.bench.options import MethodVariant, names_in, parse_variants
 from specjax.bench.report.tables import Grid, number, sweep_table
 from specjax.bench.report.terminal import print_grid
 from specjax.bench.results import Point
@@ -90,7 +90,7 @@ class TuneMachine(TuneCommand):
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
         workload = replace(workload, sampling=Sampling(self.temperature))
         variants = {
-            name: variant._replace(source=variant.source and _absolute(variant.source))
+            name: _absolute(variant)
             for name, variant in parse_variants(self.methods, self.drafter, self.set).items()
         }
         choice = tune_machine(workload, variants, bool(names_in(self.methods)), show_results)
@@ -160,7 +160,14 @@ def show_results(title: str, results: Sequence[Result]) -> None:
     print_grid(Grid(title, columns, rows))
 
 
-def _absolute(source: str) -> str:
-    """Returns a folder's absolute path, or a hub id unchanged."""
-    folder = expand_user(source)
-    return str(folder.resolve()) if folder.exists() else source
+def _absolute(variant: MethodVariant) -> MethodVariant:
+    """Makes the paths of a variant absolute, since `auto` may load it from another folder."""
+
+    def absolute(source: str | None) -> str | None:
+        folder = expand_user(source or "")
+        return str(folder.resolve()) if source and folder.exists() else source
+
+    settings = dict(variant.settings)
+    if "classifier" in settings:
+        settings["classifier"] = absolute(settings["classifier"])
+    return variant._replace(source=absolute(variant.source), settings=settings)

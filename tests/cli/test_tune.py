@@ -10,7 +10,14 @@ import pytest
 from specjax.cli import main
 from specjax.loading.drafters import load_drafter
 from specjax.loading.targets import load
-from specjax.loading.tuned import Tuned, auto_choice, machine_of, tuned_file, write_tuned
+from specjax.loading.tuned import (
+    AutoChoice,
+    Tuned,
+    auto_choice,
+    machine_of,
+    tuned_file,
+    write_tuned,
+)
 from specjax.models.fingerprint import fingerprint
 from specjax.tuning import machine, settings
 
@@ -88,6 +95,23 @@ def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, mo
     choice = auto_choice(load(tiny), out)
     assert (choice.method, choice.machine) == ("pld", machine_of(load(tiny)))
     assert load_drafter("auto", load(tiny), tuned=out)[0].break_even == choice.break_even
+
+
+def test_folders_are_kept_by_their_absolute_paths(tune, tmp_path, monkeypatch):
+    def choose(workload, variants, *_):
+        _, source, given = variants["draft-model"]
+        return AutoChoice("here", "draft-model", given, source)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("specjax.cli.tune.tune_machine", choose)
+    (tmp_path / "runs").mkdir()
+    options = ("--drafter", "draft-model=runs", "--set", "draft-model.classifier=runs")
+    assert tune("machine", *options, "--out", "out.json") == 0
+    kept, folder = (
+        json.loads(Path("out.json").read_text())["settings"]["auto"],
+        str(tmp_path / "runs"),
+    )
+    assert (kept["source"], kept["settings"]) == (folder, {"classifier": folder})
 
 
 def test_generate_says_in_a_line_what_auto_is(tiny, cache, capsys):
