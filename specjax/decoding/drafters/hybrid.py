@@ -75,8 +75,7 @@ class Hybrid(Drafter):
     """The method that copies; not plain, lookahead or auto. Without a head, by default pld."""
     head: str | Drafter = "hass"
     """The method that predicts, with --drafter; not plain, lookahead or auto. Without a drafter, by
-    default recycling, whose settings need its name: head=recycling,head.seeded=true; pocket has a
-    head for hass."""
+    default recycling; pocket has a head for hass."""
     num_tokens: int = setting(60, at_least=2)
     """Nodes to verify, root included."""
     max_tokens: int = setting(0, at_least=0)
