@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding.drafter import Params
+from specjax.models.config import Rope
+from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.transformer import Transformer
 from specjax.training.losses import soft_cross_entropy
@@ -68,6 +70,21 @@ def test_packed_texts_are_those_of_plain_passes():
     assert np.abs(expected[TARGET][0] - expected[WINDOWED][0]).max() > 0.1  # the window shows
     merged = each_alone(features(segments=np.minimum(batch_of()["segments"], 1)))
     assert np.abs(merged[2][:4] - expected[TARGET][2]).max() > 0.1  # texts that see each other
+
+
+def test_a_rotation_depends_on_the_length_of_a_text_without_its_padding():
+    rope = {"rope": Rope(rope_type="dynamic", factor=8.0), "max_position_embeddings": 2}
+    target, (head, params) = Transformer(replace(TARGET.config, **rope)), heads.eagle_head(VOCAB, 1)
+    head = EagleHead(replace(head.config, layers=replace(head.config.layers, **rope)))
+    batch, size = batch_of(ALONE[:1]), len(EXAMPLES[0].tokens)
+    places = [jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments")]
+
+    def outputs(tokens, *places):
+        features = hidden_states(target, FROZEN, (-1,), tokens, *places)[:, :, 0]
+        return head.step(params, target.embed(FROZEN, tokens), features, (), *places)[0][:, :size]
+
+    cut = [place[:, :size] for place in places]
+    np.testing.assert_allclose(outputs(*places), outputs(*cut), atol=1e-5)
 
 
 def test_no_gradient_reaches_the_target():

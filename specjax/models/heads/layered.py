@@ -15,7 +15,11 @@ from specjax.core.pytree import cast_floats
 from specjax.models.cache import KVCache
 from specjax.models.config import Rope, TransformerConfig, Variant
 from specjax.models.heads import HeadWeights
-from specjax.models.heads.training_attention import KeysAndValues, draft_attention
+from specjax.models.heads.training_attention import (
+    KeysAndValues,
+    draft_attention,
+    longest_text,
+)
 from specjax.models.layers import Rotation, rotation_of
 from specjax.models.products import lookup
 from specjax.models.quantize import Weight, is_stored
@@ -165,7 +169,7 @@ class LayeredHead(nn.Module):
         at step 1, and `streams` what steps 1 to n - 1 returned: the keys and values. Positions are
         slots within their texts, which `segments` number. Returns the inputs of the LM head too.
         """
-        text_length = jnp.full((embedded.shape[0],), embedded.shape[1])
+        text_length = longest_text(positions)
         positions = positions + len(streams) if self.moves_positions else positions
         rotation = rotation_of(positions, self.config.layers, text_length)
         inputs = embedded, features, streams, rotation, segments

@@ -75,5 +75,10 @@ def text_before(segments: Int[Array, "B T"], min_distance: int = 0) -> Bool[Arra
     return is_same & (distance >= min_distance)[None]
 
 
+def longest_text(positions: Int[Array, "B T"]) -> Int[Array, " B"]:
+    """Returns the length of each sequence's longest text, on which a rotation may depend."""
+    return jnp.max(positions, axis=1) + 1
+
+
 def _masked(scores: Float[Array, "B K G T S"], visible: Array) -> Float[Array, "B K G T S"]:
     return jnp.where(visible[:, None, None], scores, HIDDEN_SCORE)

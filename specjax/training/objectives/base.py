@@ -16,7 +16,7 @@ from specjax.core.ranking import best_token
 from specjax.core.settings import SettingError, check_fields, setting
 from specjax.models.config import TransformerConfig
 from specjax.models.heads import HeadWeights
-from specjax.models.heads.training_attention import text_before
+from specjax.models.heads.training_attention import longest_text, text_before
 from specjax.models.quantize import Weight
 from specjax.models.target import QueryRows, Taps, Target
 from specjax.training.blocks import SlotValues, sum_slots
@@ -259,7 +259,7 @@ def hidden_states(
     within each.
     """
     rows = QueryRows(tokens, positions, text_before(segments))
-    cache = target.new_cache(params, *tokens.shape)
+    cache = target.new_cache(params, *tokens.shape, longest_text(positions))
     output, _ = target.run(params, rows, cache, Taps(hidden_layers=layers, logits=False))
     assert output.hidden is not None
     return lax.stop_gradient(output.hidden)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
-from specjax.models.heads.training_attention import text_before
+from specjax.models.heads.training_attention import longest_text, text_before
 from specjax.models.target import QueryRows
 from specjax.training.blocks import SlotValues
 from specjax.training.losses import LossAndMetrics
@@ -59,7 +59,8 @@ class HydraTraining(HeadTraining):
         tokens, positions, segments = step.places
 
         def prefixed(params: Any) -> Float[Array, "B T D"]:
-            cache = KVCache.create(head.config.layers, *tokens.shape, dtype=step.features.dtype)
+            slots = *tokens.shape, step.features.dtype, longest_text(positions)
+            cache = KVCache.create(head.config.layers, *slots)
             rows = QueryRows(tokens, positions, text_before(segments))
             return head.run(step.weights(params), rows, step.features, cache)[0]
 
