@@ -7,6 +7,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
+from specjax.data.conversations import content_text
 from specjax.data.records import good_records, read_records, read_text, reading
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
@@ -64,12 +65,18 @@ def _is_text(file: Path, folder: Path) -> bool:
 
 def _text_of(record: Any) -> str:
     """Returns the text of a record, or that of all turns of a chat."""
-    record = record if isinstance(record, dict) else {}
+    record = _given(record) if isinstance(record, dict) else {}
     turns = next((record[key] for key in TURN_KEYS if key in record), None)
-    texts = [record[key] for key in TEXT_KEYS if key in record][:1]
+    contents = [record[key] for key in TEXT_KEYS if key in record][:1]
     if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
-        texts = [turn.get("content", turn.get("value")) for turn in turns]
-    if not texts or not all(isinstance(text, str) for text in texts):
+        contents = [turn.get("content", turn.get("value")) for turn in map(_given, turns)]
+    texts = [text for text in map(content_text, contents) if text is not None]
+    if not texts or len(texts) < len(contents):
         keys = " or ".join(map(repr, (*TEXT_KEYS, *TURN_KEYS)))
         raise SpecjaxError(f"has no text under {keys}")
     return "\n\n".join(texts)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values without null, which data sets have for what other records have."""
+    return {key: value for key, value in values.items() if value is not None}

@@ -185,8 +185,10 @@ def test_a_line_of_jsonl_is_a_document(tmp_path):
     lines = [{"text": "one\n", "content": "no"}, {"content": "two"}, {"text": "a \ud800"}]
     for turns, said in (("messages", "content"), ("conversations", "value")):
         lines += [{turns: [{said: "one"}, {said: "two"}]}, {turns: []}, {turns: [{said: None}]}]
+    parts, empty = [{"type": "text", "text": "in parts"}], {"messages": None, "text": None}
+    lines += [empty | {"conversations": [{"content": None, "value": parts}]}]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
-    assert read(tmp_path / "a.jsonl") == ["one\n", "two", "a ?", *["one\n\ntwo"] * 2]
+    assert read(tmp_path / "a.jsonl") == ["one\n", "two", "a ?", *["one\n\ntwo"] * 2, "in parts"]
 
 
 def test_a_folder_means_its_text_files_in_sorted_order(tmp_path):
