@@ -102,17 +102,20 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 
 
 def read_conversations(
-    sources: Sequence[str | Path], needs_answers: bool = True, limit: int | None = None
+    sources: str | Path | Sequence[str | Path],
+    needs_answers: bool = True,
+    limit: int | None = None,
 ) -> Iterator[Conversation]:
     """Yields the conversations of all `sources`, one after another; warns about skipped lines.
 
     Args:
-        sources: files with a JSON object per line or with a JSON list of objects, text files, or
+        sources: one or more files with a JSON object per line or with a JSON list, text files, or
             hub ids of datasets (their "train" split; needs the package `datasets`).
         needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
             those without user text. Plain texts always stay.
         limit: conversations of each source at most; the rest of the source is not read.
     """
+    sources = [sources] if isinstance(sources, (str, Path)) else sources
 
     def convert(value: Any) -> Conversation:
         conversation = conversation_of(value)

@@ -154,7 +154,7 @@ def test_a_text_file_is_plain_text_cut_at_blank_lines(tmp_path):
     file = tmp_path / "book.txt"
     paragraphs = [f"{number} " + "word " * 300 for number in range(54)]
     file.write_text("\n\n".join(paragraphs) + "\n\n")
-    found = [each.text for each in read_conversations([file])]
+    found = [each.text for each in read_conversations(file)]
     assert "\n\n".join(found).split() == " ".join(paragraphs).split()
     assert [text.count("word") for text in found] == [900] * 18
     file.write_bytes(b"\r\n\r\n".join([b"word " * 20] * 40))
