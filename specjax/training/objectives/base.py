@@ -259,7 +259,7 @@ def hidden_states(
     within each.
     """
     rows = QueryRows(tokens, positions, text_before(segments))
-    cache = target.new_cache(params, *tokens.shape, longest_text(positions))
+    cache = target.new_cache(params, *tokens.shape, prompt_length=longest_text(positions))
     output, _ = target.run(params, rows, cache, Taps(hidden_layers=layers, logits=False))
     assert output.hidden is not None
     return lax.stop_gradient(output.hidden)

@@ -59,8 +59,8 @@ class HydraTraining(HeadTraining):
         tokens, positions, segments = step.places
 
         def prefixed(params: Any) -> Float[Array, "B T D"]:
-            slots = *tokens.shape, step.features.dtype, longest_text(positions)
-            cache = KVCache.create(head.config.layers, *slots)
+            sizes, dtype, longest = tokens.shape, step.features.dtype, longest_text(positions)
+            cache = KVCache.create(head.config.layers, *sizes, dtype=dtype, prompt_length=longest)
             rows = QueryRows(tokens, positions, text_before(segments))
             return head.run(step.weights(params), rows, step.features, cache)[0]
 
