@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import __version__
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_ids
 from specjax.core.memory import check_fits, device_bytes
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import DRAFT_TOKENS
@@ -61,6 +61,8 @@ def train_head(
     of the `evaluation`; without one they are the last.
     """
     check_trainable(head, target)
+    for number, example in enumerate(examples, start=1):
+        check_ids(f"example {number}", example.tokens, head.config.vocab_size)
     # The draft vocabulary is fixed during training.
     fixed = draft_tokens(head, start or {}, examples)
     params = new_params(head, target, settings.loop.seed, fixed) if start is None else start

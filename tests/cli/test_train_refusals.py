@@ -1,6 +1,7 @@
 """Requests that `specjax train` rejects before it writes anything."""
 
 import shutil
+from copy import deepcopy
 
 import jax.numpy as jnp
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from specjax.core import memory
 from specjax.core.folder import RunFolder
 from specjax.models.io import huggingface
-from tests.cli.training import SHORT
+from tests.cli.training import SHORT, WORDS
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,17 @@ def test_a_folder_of_something_else_is_not_overwritten(train, tmp_path, error_li
     (tmp_path / "head").mkdir()
     assert train("eagle", tmp_path, "--resume") == 2
     assert "already exists, but no run" in error_line()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_target_is_rejected(
+    train, tiny, tiny_tokenizer, tmp_path, error_line
+):
+    target = shutil.copytree(tiny, tmp_path / "target")
+    tokenizer = deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens(WORDS)
+    tokenizer.save_pretrained(target)
+    assert train("eagle", tmp_path / "run", "--target", str(target), *SHORT) == 2
+    assert "outside the vocabulary of 320" in error_line()
 
 
 def test_a_target_without_a_tokenizer_is_rejected(train, tiny, tmp_path, error_line):
