@@ -37,8 +37,7 @@ def _registered() -> tuple[tuple[str, ...], str]:
 
     `SPECJAX_NATIVE` names the set to use, and "0" none.
     """
-    wanted = os.environ.get(SWITCH, "")
-    if wanted == "0":
+    if os.environ.get(SWITCH) == "0":
         return (), f"{SWITCH} is 0"
     if not LIBRARY.is_file():
         return (), "this installation was built without a C++ compiler"
@@ -56,9 +55,17 @@ def _registered() -> tuple[tuple[str, ...], str]:
     except Exception as error:  # whatever another jaxlib or C library makes of it
         return (), f"the kernels cannot be loaded ({error})".splitlines()[0]
     names = tuple(library.specjax_instructions().decode().split(","))
-    if wanted and wanted not in names:
-        raise SpecjaxError(f"{SWITCH}={wanted} is not one of {', '.join(names)} and 0")
+    _number(names)
     return names, ""
+
+
+def _number(names: tuple[str, ...]) -> int:
+    """Returns the number of the instruction set to use."""
+    wanted = os.environ.get(SWITCH)
+    if wanted and wanted not in names:
+        choices = f"{', '.join(names)} and, before the first load, 0"
+        raise SpecjaxError(f"{SWITCH}={wanted} is not one of {choices}")
+    return names.index(wanted) if wanted else 0
 
 
 def _is_whole(library: Path) -> bool:
@@ -238,8 +245,7 @@ def instructions() -> np.int32:
     names = _registered()[0]
     if names and os.getpid() != _process():  # JAX would wait for threads that are not there
         raise SpecjaxError("this process was forked from one that uses JAX; start it by `spawn`")
-    wanted = os.environ.get(SWITCH)
-    return np.int32(names.index(wanted) if wanted else 0)
+    return np.int32(_number(names))
 
 
 @without_gradients

@@ -117,6 +117,13 @@ def test_an_unknown_instruction_set_is_an_error():
         product(jnp.zeros((2, 8)), [jnp.zeros((1, 4, 2, 16))], NUM_SETS).block_until_ready()
 
 
+@pytest.mark.parametrize("name", ["0", "Avx3"])
+def test_an_unknown_name_of_the_instruction_set_is_an_error_after_loading_too(monkeypatch, name):
+    monkeypatch.setenv(native.SWITCH, name)
+    with pytest.raises(SpecjaxError, match=f"{native.SWITCH}={name} is not one of"):
+        native.packed_product(jnp.zeros((2, 8)), native.packed(jnp.zeros((16, 8))))
+
+
 @pytest.mark.parametrize("kind", [None, "int8", "int4"])
 def test_unpacking_gives_the_weight_back(kind):
     weight = drawn(8, (35, 64), "bfloat16")
