@@ -134,8 +134,7 @@ class PackedWeight(StoredWeight):
 
     def __getitem__(self, rows: Any) -> Any:
         """Returns some rows of the weight, or all for `...`, in the ordinary layout."""
-        if rows is ...:
-            rows = jnp.arange(self.shape[0])
+        rows = jnp.arange(self.shape[0])[rows]  # as JAX counts them: from the end, or up to it
         panel, lane = rows // PANEL, rows % PANEL
         panels, scales = self.panels, self.scales
         if panels.dtype == jnp.uint32:

@@ -131,7 +131,7 @@ def test_unpacking_gives_the_weight_back(kind):
     packed_weight = native.packed(weight)
     assert (packed_weight.shape, packed_weight.dtype) == (weight.shape, weight.dtype)
     chex.assert_trees_all_equal(native.unpack_params({"weight": packed_weight})["weight"], weight)
-    of_rows = jax.jit(lambda weight: lookup(weight, jnp.array([34, 0, 17])))
+    of_rows = jax.jit(lambda weight: lookup(weight, jnp.array([34, 0, 17, -1, 35])))
     chex.assert_trees_all_equal(of_rows(packed_weight), of_rows(weight))
 
 
