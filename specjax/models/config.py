@@ -77,7 +77,7 @@ class Rope:
             stretch = self.factor * length / max_position_embeddings - (self.factor - 1)
             growth = jnp.log(stretch)[..., None] * (head_dim / (head_dim - 2))
             exponent = exponent.astype(np.float32)[None, None]
-            return jnp.exp(-(np.log(self.rope_theta) + growth) * exponent)
+            return jnp.exp(-(math.log(self.rope_theta) + growth) * exponent)
         frequencies = self.rope_theta**-exponent
         if self.rope_type == "linear":
             frequencies = frequencies / self.factor

@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from specjax.core.errors import SpecjaxError
@@ -99,6 +101,13 @@ def test_stretched_rope_allows_texts_longer_by_its_factor(tmp_path, kind):
         gemma = {"model_type": "gemma3_text", "rope_scaling": {"type": kind, "factor": factor}}
         assert read(tmp_path, **gemma).longest_text == 64  # which counts the factor already
     assert read(tmp_path, rope_scaling={"rope_type": "llama3"} | LLAMA3).longest_text == 64
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_a_rotation_is_float32_whatever_the_default_of_jax(kind):
+    with jax.enable_x64(True):
+        lengths = jnp.arange(1, 9, dtype=jnp.int32)[None]
+        assert Rope(kind, factor=2.0).inverse_frequencies(16, 4, lengths).dtype == jnp.float32
 
 
 def test_keys_that_transformers_ignores_have_no_effect(tmp_path):
