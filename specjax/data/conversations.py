@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.data.records import Record, good_records, read_records, read_text
+from specjax.data.records import Record, content_text, good_records, read_records, read_text
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -84,16 +84,6 @@ def read_messages(rows: Any) -> list[Message]:
     if any(message["content"] is None for message in chat):
         raise SpecjaxError("the content of a message must be text, or parts of type text")
     return chat
-
-
-def content_text(content: Any) -> str | None:
-    """Returns the text of a message, which may come in parts; None if it is not text."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    is_text = isinstance(parts, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in parts
-    )
-    return "".join(part["text"] for part in parts) if is_text else None
 
 
 def messages_of(turns: Sequence[Turn]) -> list[Message]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user
-from specjax.data.conversations import content_text
-from specjax.data.records import good_records, read_records, read_text, reading
+from specjax.data.records import content_text, good_records, read_records, read_text, reading
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
 TURN_KEYS = ("messages", "conversations")  # the same, of a chat

@@ -120,6 +120,16 @@ def read_text(file: Path) -> str:
         return read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
 
 
+def content_text(content: Any) -> str | None:
+    """Returns the text of a message, which may come in parts; None if it is not text."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    is_text = isinstance(parts, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    )
+    return "".join(part["text"] for part in parts) if is_text else None
+
+
 def _in_file(file: Path) -> Iterator[Record]:
     with reading(file), file.open("rb") as opened:
         yield from _in_stream(opened, file)
