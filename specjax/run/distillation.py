@@ -263,14 +263,16 @@ def prompt_of(
     """Tokenizes a prompt for the target: a conversation up to its next answer, or a text's opening.
 
     `so_far` holds the answers before. Returns () if there is no question, if prompt and answer do
-    not fit in `longest` tokens, or if the chat template rejects the messages.
+    not fit in `longest` tokens or the target's positions, or if the chat template rejects the
+    messages.
     """
     tokenizer = target.require_tokenizer()
     room = min(longest, target.config.longest_text) - max_new_tokens
     if conversation.text:
         ids = opening_ids(tokenizer, conversation.text) if so_far is None else ()
         length = min(room, max(MIN_PROMPT, round(len(ids) * OPENING_SHARE)))
-        return ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
+        ids = ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
+        return ids if len(ids) + max_new_tokens <= target.config.longest_from(len(ids)) else ()
     turns = _next_turns(conversation, so_far)
     if not turns:
         return ()
@@ -279,7 +281,8 @@ def prompt_of(
     except SpecjaxError:
         return ()
     ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]
-    return ids if len(ids) <= room else ()
+    end = len(ids) + max_new_tokens
+    return ids if end <= min(longest, target.config.longest_from(len(ids))) else ()
 
 
 def with_answer(

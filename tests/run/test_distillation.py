@@ -23,6 +23,7 @@ from specjax.decoding.prompt import from_ids
 from specjax.decoding.reference import reference_generate
 from specjax.decoding.sampling import Sampling
 from specjax.loading.targets import load
+from specjax.models.config import Rope
 from specjax.run.distillation import (
     DistillOptions,
     check_room,
@@ -250,6 +251,16 @@ def test_a_prompt_that_is_too_long_is_cut_or_skipped(target, answer, tmp_path, c
     assert warning.startswith("specjax: Skipped 1 of 4 conversations: too long to answer")
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 4
     assert answer(conversations, resume=True) == answered
+
+
+def test_a_prompt_before_and_an_answer_beyond_the_change_of_longrope_do_not_fit(target):
+    rope = Rope("longrope", original_max_position_embeddings=64)
+    longrope = replace(target, config=replace(target.config, rope=rope))
+    for asked in (ask("total " * 6), Conversation(text="total " * 40)):
+        ids = prompt_of(target, asked, LONGEST, 64 - 10)
+        assert 10 < len(ids) <= 64
+        assert prompt_of(longrope, asked, LONGEST, 64 - len(ids)) == ids
+        assert prompt_of(longrope, asked, LONGEST, 65 - len(ids)) == ()
 
 
 def test_a_text_that_decodes_to_nothing_is_left_out(target, answer):
