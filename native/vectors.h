@@ -63,7 +63,7 @@ inline Words half_bits(Floats x) {  // of what `rounded` returned
   return value | (bits >> 16 & 0x8000u);
 }
 
-inline Words widened(const Halves& halves) {
+inline Words widened(Halves halves) {
 #if defined(__AVX512F__)  // which compilers split in two
   return (Words)_mm512_cvtepu16_epi32((__m256i)halves);
 #elif defined(__AVX2__)
