@@ -65,6 +65,14 @@ def test_the_kernels_pass_their_tests_under_sanitizers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="it compiles them")
+def test_kernels_that_clang_optimises_pass_their_tests(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "clang++")
+    done = run_tests(built(tmp_path, "-O3"), FILES[0], "-k", "products_are_right")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif("Avx512Bf16" not in instruction_sets(), reason="its vectors are used")
 def test_kernels_of_amx_pass_their_tests_with_its_instructions_in_plain_code(tmp_path):
     library = built(tmp_path, "-O1", "-include", str(Path(__file__).with_name("matrices.h")))
