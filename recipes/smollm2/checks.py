@@ -95,21 +95,26 @@ def bootstrap(statistic: Callable[[PerPrompt], float], counts: PerPrompt, seed: 
     return Spread(statistic(counts), float(low), float(high))
 
 
-# ---- Speed -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Faster:
-    """`first` generates more tokens per second than `second`; prefill counts.
-
-    The spread is that of the quartiles over pairs of runs: the same question in the same turn.
-    """
+class Comparison:
+    """Two methods, the kinds of questions they are compared on, and the ratio that is the bar."""
 
     first: str
     second: str
     on: tuple[str, ...]
     temperature: float = 0.0
     bar: float = 1.0
+
+
+# ---- Speed -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Faster(Comparison):
+    """`first` generates more tokens per second than `second`; prefill counts.
+
+    The spread is that of the quartiles over pairs of runs: the same question in the same turn.
+    """
 
     def __call__(self, samples: Samples) -> Finding:
         first, second = (
@@ -149,14 +154,8 @@ def _compared(counts: PerPrompt, bar: float) -> Finding:
 
 
 @dataclass(frozen=True)
-class AcceptsMore:
+class AcceptsMore(Comparison):
     """The accepted length of `first` is larger than `bar` times that of `second`."""
-
-    first: str
-    second: str
-    on: tuple[str, ...]
-    temperature: float = 0.0
-    bar: float = 1.0
 
     def __call__(self, samples: Samples) -> Finding:
         columns = []

@@ -9,7 +9,6 @@ round is not special.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from specjax.core.compilation import jit_loops
 from specjax.core.errors import SpecjaxError, check_type, check_whole
 from specjax.core.memory import check_program
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
-from specjax.decoding.processors import Controls, Processor
+from specjax.decoding.processors import Controls
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import (
     check_key,
@@ -31,7 +30,7 @@ from specjax.decoding.request import (
     check_request,
     end_tokens,
 )
-from specjax.decoding.sampling import Draw, Sampling, SamplingValues, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
@@ -310,14 +309,6 @@ class Engine:
         # Prefill does not depend on most of sampling and EOS, so their values share a program.
         return replace(self, sampling=self.sampling.for_prefill, eos=())
 
-    def _processors(
-        self, params: Params, values: SamplingValues | None = None
-    ) -> tuple[tuple[Processor, ...], tuple[Any, ...]]:
-        """Returns the processors and the arrays of each."""
-        processors, of_users = self.sampling.all_processors, self.sampling.processors
-        arrays = params.processors or (None,) * len(of_users)
-        return processors, (values,) * (len(processors) - len(arrays)) + tuple(arrays)
-
     def _commit_processors(
         self, params: Params, state: LoopState, width: int, count: Int[Array, " B"]
     ) -> LoopState:
@@ -326,7 +317,7 @@ class Engine:
             return state
         place = (state.length - count)[:, None] + jnp.arange(width)[None, :]
         tokens = jnp.take_along_axis(state.tokens, place, axis=1)
-        processors = self._processors(params, state.sampling)
+        processors = self.sampling.with_arrays(params.processors, state.sampling)
         parts = zip(*processors, state.processors, strict=True)
         after = (processor.commit(arrays, old, tokens, count) for processor, arrays, old in parts)
         return replace(state, processors=tuple(after))
@@ -335,7 +326,7 @@ class Engine:
         draw = Draw(state.sequence_keys, state.length, self.sampling, values=state.sampling)
         if not state.processors:
             return draw
-        processors, arrays = self._processors(params, state.sampling)
+        processors, arrays = self.sampling.with_arrays(params.processors, state.sampling)
         text = state.tokens, state.length, state.prompt_length
         controls = Controls(*text, state.processors, arrays, processors, self.eos)
         return replace(draw, controls=controls)
@@ -372,7 +363,7 @@ def _prefill(
     count = max_new_tokens + drafter.max_depth + 1
     processor_states = tuple(
         processor.init(arrays, prompt, target.config.vocab_size)
-        for processor, arrays in zip(*engine._processors(params), strict=True)
+        for processor, arrays in zip(*engine.sampling.with_arrays(params.processors), strict=True)
     )
     recorded = engine.sampling.logprobs
     logprobs = None if recorded is None else LogProbs.zeros(batch, padded + count, recorded)

@@ -83,14 +83,12 @@ def check_processors(
     sampling: Sampling, arrays: tuple[Any, ...], config: TransformerConfig, eos: tuple[int, ...]
 ) -> None:
     """Validates all processors; `arrays` holds those of `sampling.processors`, or is empty."""
-    num_given, processors = len(sampling.processors), sampling.all_processors
-    if arrays and len(arrays) != num_given:
+    if arrays and len(arrays) != len(sampling.processors):
         raise SpecjaxError(
-            f"Params.processors has {len(arrays)} entries for {num_given} processors of "
-            "Sampling; pass one for each, or None"
+            f"Params.processors has {len(arrays)} entries for {len(sampling.processors)} "
+            "processors of Sampling; pass one for each, or None"
         )
-    padded = [None] * (len(processors) - len(arrays)) + list(arrays)
-    for processor, values in zip(processors, padded, strict=True):
+    for processor, values in zip(*sampling.with_arrays(arrays), strict=True):
         processor.check(values, config.vocab_size, eos)
 
 

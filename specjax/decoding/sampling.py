@@ -8,7 +8,7 @@ token that is typical: it is LOSSY.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -109,6 +109,13 @@ class Sampling:
             MinNewTokens(self.min_new_tokens) if self.min_new_tokens else None,
         )
         return (*filter(None, switched_on), *self.processors)
+
+    def with_arrays(
+        self, arrays: Sequence[Any], values: Any = None
+    ) -> tuple[tuple[Processor, ...], tuple[Any, ...]]:
+        """Returns all processors, and what each reads: `values`, or its own of `arrays`."""
+        processors, given = self.all_processors, arrays or (None,) * len(self.processors)
+        return processors, (values,) * (len(processors) - len(given)) + tuple(given)
 
     @property
     def for_prefill(self) -> "Sampling":
