@@ -21,14 +21,14 @@ struct View {
 };
 
 View view_of(const Pass& pass, int64_t row, int64_t window) {
-  const int64_t batch = row / pass.num_queries, length = pass.length[batch];
+  const int64_t place = pass.place(row), batch = place / pass.num_queries, length = pass.length[batch];
   const int32_t* positions = pass.slot_positions + batch * pass.num_slots;
-  const int32_t oldest = window ? pass.positions[row] - (int32_t)window + 1 : INT32_MIN;
+  const int32_t oldest = window ? pass.positions[place] - (int32_t)window + 1 : INT32_MIN;
   View view;
   view.begin = std::lower_bound(positions, positions + length, oldest) - positions;
   view.end = length;
   for (int64_t c = 0; c < pass.num_scratch && length + c < pass.num_slots; c++) {
-    if (!pass.visible[row * pass.num_scratch + c]) continue;
+    if (!pass.visible[place * pass.num_scratch + c]) continue;
     if (positions[length + c] < oldest) {
       if (view.begin < view.size()) continue;
       view.begin++;

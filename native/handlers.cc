@@ -202,7 +202,14 @@ ffi::Error run(ffi::ThreadPool& pool, std::shared_ptr<Call> call, int64_t parts)
   return ffi::Error::Success();
 }
 
-// rows [M, I], panels and scales, if there are any -> sums [M, 16 P], float32.
+// Zeros all but the first `count` of every `of` rows.
+void clear_rest(char* data, int64_t num_rows, int64_t row_bytes, int64_t count, int64_t of) {
+  for (int64_t row = 0; row < num_rows && count < of; row += of)
+    std::memset(data + (row + count) * row_bytes, 0, (of - count) * row_bytes);
+}
+
+// rows [M, I], the count of those to compute, panels and scales, if there are any -> sums
+// [M, 16 P], float32, 0 for other rows.
 ffi::Error product(ffi::ThreadPool pool, int32_t instructions, ffi::RemainingArgs args,
                    ffi::RemainingRets results) {
   const auto& sets = supported();
@@ -213,13 +220,18 @@ ffi::Error product(ffi::ThreadPool pool, int32_t instructions, ffi::RemainingArg
   Product product;
   product.rows = buffers.floats(rows, {-1, -1}, "rows are not a matrix of floats");
   if (!buffers.error().empty()) return failure(buffers.error());
-  product.num_rows = rows.dimensions()[0], product.num_inputs = rows.dimensions()[1];
-  product.weight = buffers.weight(args.size() == 3, -1, product.num_inputs, product.rows.type);
+  const int64_t num_rows = rows.dimensions()[0];
+  product.num_inputs = rows.dimensions()[1];
+  const int32_t* count = buffers.values<ffi::DataType::S32>(buffers.next(), {}, "wrong count");
+  product.weight = buffers.weight(args.size() == 4, -1, product.num_inputs, product.rows.type);
   buffers.require(fits(product.weight, product.rows.type), "rows and weight have different types");
   product.sums = buffers.values<ffi::DataType::F32>(
-      buffers.next_result(), {product.num_rows, product.weight.num_panels * kPanel},
+      buffers.next_result(), {num_rows, product.weight.num_panels * kPanel},
       "sums do not fit rows and weight");
   if (!buffers.error().empty()) return failure(buffers.error());
+  product.num_rows = std::clamp<int64_t>(*count, 0, num_rows);
+  clear_rest((char*)product.sums, num_rows, product.weight.num_panels * kPanel * 4,
+             product.num_rows, num_rows);
   return run(pool, std::shared_ptr<Call>(sets[instructions]->product(product)),
              product.weight.num_panels / 8);
 }
@@ -282,9 +294,10 @@ Layer take_layer(Buffers& buffers, int64_t fields, Pass& pass, int64_t inputs) {
 using Integers = ffi::Span<const int32_t>;
 
 // Operands: input [B, Q, D], normed [B, Q, E], the positions of tokens [B, Q] and of slots [B, S],
-// length [B], visible [B, Q, C], cosine and sine [B, 1, Q, R] of each rope, the final norm, and the
-// layers, each with its keys and values [B, K, S, H]. Results: output [B, Q, D], the outputs of the
-// tapped layers [T, B, Q, D], attention [A, B, Q, S], and the keys and values, in place.
+// length [B], the count of tokens to compute [], visible [B, Q, C], cosine and sine [B, 1, Q, R] of
+// each rope, the final norm, and the layers, each with its keys and values [B, K, S, H]. Results:
+// output [B, Q, D], the outputs of the tapped layers [T, B, Q, D], attention [A, B, Q, S], all of
+// them 0 for other tokens, and the keys and values, in place.
 ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, Integers numbers,
                   ffi::Span<const float> factors, ffi::Span<const int64_t> fields,
                   Integers layer_windows, Integers layer_ropes, Integers windows,
@@ -329,10 +342,12 @@ ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, In
   const ffi::AnyBuffer slots = buffers.next();
   pass.slot_positions = buffers.values<ffi::DataType::S32>(slots, {batch, -1}, "slots do not fit");
   pass.length = buffers.values<ffi::DataType::S32>(buffers.next(), {batch}, "lengths do not fit");
+  const int32_t* count = buffers.values<ffi::DataType::S32>(buffers.next(), {}, "wrong count");
   const ffi::AnyBuffer visible = buffers.next();
   pass.visible = buffers.values<ffi::DataType::PRED>(visible, {batch, queries, -1},
                                                      "visible slots do not fit");
   if (!buffers.error().empty()) return failure(buffers.error());
+  pass.num_computed = std::clamp<int64_t>(*count, 0, queries);
   pass.num_slots = slots.dimensions()[1], pass.num_scratch = visible.dimensions()[2];
   buffers.require(pass.num_scratch >= queries && pass.num_slots >= queries,
                   "the cache has too few slots");
@@ -367,6 +382,12 @@ ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, In
   pass.tapped_layers.assign(tapped_layers.begin(), tapped_layers.end());
   for (int64_t tap = 0; tap < num_heads; tap++)
     pass.tapped_heads.emplace_back(tapped_heads[2 * tap], tapped_heads[2 * tap + 1]);
+  const auto clear = [&](char* data, int64_t results, int64_t row_bytes) {
+    clear_rest(data, results * batch * queries, row_bytes, pass.num_computed, queries);
+  };
+  clear(pass.output.data, 1, width * size_of(pass.type));
+  clear(pass.hidden.data, num_taps, width * size_of(pass.type));
+  clear((char*)pass.attention, num_heads, pass.num_slots * 4);
   if (pass.num_rows() == 0) return ffi::Error::Success();
   const int64_t parts = std::max(pass.layers[0].up.weight.num_panels / 2, pass.num_rows());
   return run(pool, std::shared_ptr<Call>(sets[instructions]->layers(std::move(pass))), parts);
@@ -436,7 +457,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(specjax_layers, specjax::layers,
                                   .RemainingRets());
 
 // The version of this interface, also in specjax/models/native.py.
-extern "C" int specjax_version() { return 4; }
+extern "C" int specjax_version() { return 5; }
 
 // The names of the instruction sets that products can use here, best first, by commas.
 extern "C" const char* specjax_instructions() {

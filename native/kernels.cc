@@ -66,7 +66,7 @@ struct Layers : Call {
         merged(rows, pass.layers[0].output.weight.pairs, pass.type),
         inner(rows, pass.layers[0].down.weight.pairs, pass.type),
         views(pass.windows.size(), std::vector<View>(rows)),
-        per_group(pass.heads / pass.groups * pass.num_queries),
+        per_group(pass.heads / pass.groups * pass.num_computed),
         most(per_group),
         stride(0),
         factors(rows * pass.heads) {
@@ -107,13 +107,13 @@ struct Layers : Call {
 
   void begin(int64_t row) {
     for (int64_t i = 0; i < pass.width; i += kLanes)
-      *(Floats*)&x[row * wide + i] = load(pass.input.from(row * pass.width).first(pass.width), i);
+      *(Floats*)&x[row * wide + i] = load(pass.input.from(pass.place(row) * pass.width).first(pass.width), i);
     for (size_t w = 0; w < views.size(); w++) views[w][row] = view_of(pass, row, pass.windows[w]);
     if (pass.layers[0].input_norm.weight.data) return start_layer(pass.layers[0].input_norm, row);
-    const int64_t size = pass.normed.size / rows;
+    const int64_t size = pass.normed.size / (pass.batch * pass.num_queries);
     float* out = buffer(padded(size));
     for (int64_t i = 0; i < size; i += kLanes)
-      *(Floats*)(out + i) = load(pass.normed.from(row * size).first(size), i);
+      *(Floats*)(out + i) = load(pass.normed.from(pass.place(row) * size).first(size), i);
     given.put(row, 0, out, padded(size));
   }
 
@@ -133,9 +133,9 @@ struct Layers : Call {
       if (!is_value && norm.weight.data)
         normalise(norm, pass.norm_kind, pass.epsilon, pass.type, size, values, values);
       if (!is_value && layer.rope >= 0) rotate(layer.rope, row, values);
-      const int64_t batch = row / pass.num_queries, q = row % pass.num_queries;
+      const int64_t batch = row / pass.num_computed, q = row % pass.num_computed;
       if (is_query) {
-        const int64_t share = pass.heads / pass.groups, n = head % share * pass.num_queries + q;
+        const int64_t share = pass.heads / pass.groups, n = head % share * pass.num_computed + q;
         const int64_t group = batch * pass.groups + head / share;
         asked[group * blocks_of_group() + n / most].put(n % most, 0, values, size);
         continue;
@@ -152,8 +152,8 @@ struct Layers : Call {
   void rotate(int64_t rope, int64_t row, float* values) const {
     const int64_t half = pass.rotated / 2;
     const auto part = [=](const float* data) { return Floating{(char*)data, Type::kFloat32, half}; };
-    const Floating cosine = part(pass.cosines[rope] + row * pass.rotated), low = part(values);
-    const Floating sine = part(pass.sines[rope] + row * pass.rotated), high = part(values + half);
+    const Floating cosine = part(pass.cosines[rope] + pass.place(row) * pass.rotated), low = part(values);
+    const Floating sine = part(pass.sines[rope] + pass.place(row) * pass.rotated), high = part(values + half);
     for (int64_t i = 0; i < half; i += kLanes) {
       const Floats c = rounded(load(cosine, i), pass.type), s = rounded(load(sine, i), pass.type);
       const Floats first = load(low, i), second = load(high, i);
@@ -164,12 +164,12 @@ struct Layers : Call {
 
   // Returns query `n` of a group.
   Query query_of(size_t number, int64_t group, int64_t n) {
-    const int64_t head = group % pass.groups * (pass.heads / pass.groups) + n / pass.num_queries;
-    const int64_t row = group / pass.groups * pass.num_queries + n % pass.num_queries;
+    const int64_t head = group % pass.groups * (pass.heads / pass.groups) + n / pass.num_computed;
+    const int64_t row = group / pass.groups * pass.num_computed + n % pass.num_computed;
     float* tapped = nullptr;
     for (size_t tap = 0; tap < pass.tapped_heads.size(); tap++)
       if (pass.tapped_heads[tap] == std::make_pair((int64_t)number, head))
-        tapped = pass.attention + (tap * rows + row) * pass.num_slots;
+        tapped = pass.attention + place_of_tap(tap, row) * pass.num_slots;
     return {row, tapped, &views[pass.layers[number].window][row]};
   }
 
@@ -178,7 +178,7 @@ struct Layers : Call {
   void score_block(size_t number, int64_t block, int64_t first, int64_t last, float* to) {
     const int64_t group = block / blocks_of_group(), start = start_of_block(block);
     int64_t from = INT64_MAX, end = 0;
-    for (int64_t n = start; n < std::min(start + size_of_block(block), start + pass.num_queries); n++) {
+    for (int64_t n = start; n < std::min(start + size_of_block(block), start + pass.num_computed); n++) {
       const View& view = *query_of(number, group, n).view;
       from = std::min(from, view.begin / kChunk);
       end = std::max(end, view.rest.empty() ? view.end : view.rest.back() + 1);
@@ -212,7 +212,7 @@ struct Layers : Call {
       for (int64_t i = 0; i < size; i += kLanes)
         *(Floats*)(out + i) = rounded(*(Floats*)(out + i) * factors[at], pass.type);
       const int64_t head =
-          group % pass.groups * (pass.heads / pass.groups) + at % per_group / pass.num_queries;
+          group % pass.groups * (pass.heads / pass.groups) + at % per_group / pass.num_computed;
       merged.put(queries[at - first].row, head * pass.head_dim + from, out, size);
     }
   }
@@ -293,9 +293,14 @@ struct Layers : Call {
     }
   }
 
-  void write(const Floating& to, int64_t row, const float* values) const {
+  // Returns where a row of a tap's results lies.
+  int64_t place_of_tap(int64_t tap, int64_t row) const {
+    return tap * pass.batch * pass.num_queries + pass.place(row);
+  }
+
+  void write(const Floating& to, int64_t place, const float* values) const {
     for (int64_t i = 0; i < pass.width; i += kLanes)
-      store(to.from(row * pass.width).first(pass.width), i, *(const Floats*)(values + i));
+      store(to.from(place * pass.width).first(pass.width), i, *(const Floats*)(values + i));
   }
 
   // Ends layer `number` for a row: adds the residual, writes taps, and starts the next layer.
@@ -305,11 +310,11 @@ struct Layers : Call {
     add_residual(layer.mlp_output_norm, row);
     for (size_t tap = 0; tap < pass.tapped_layers.size(); tap++)
       if (pass.tapped_layers[tap] == (int64_t)number)
-        write(pass.hidden, tap * rows + row, values);
+        write(pass.hidden, place_of_tap(tap, row), values);
     if (number + 1 < pass.layers.size())
       return start_layer(pass.layers[number + 1].input_norm, row);
     if (pass.final_norm.weight.data) normalise_row(pass.final_norm, values, values);
-    write(pass.output, row, values);
+    write(pass.output, pass.place(row), values);
   }
 
   void run() override {

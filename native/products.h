@@ -103,8 +103,9 @@ struct Int4 {
 };
 
 // Multiplies rows of floats, one input after the other.
-template <class Reader>
+template <class Reader, bool kFromMemory = true>
 struct Chain : Reader {
+  static constexpr bool kFetches = kFromMemory;
   struct Row {
     float even, odd;
   };
@@ -117,6 +118,7 @@ struct Chain : Reader {
 #if defined(__AVX512BF16__)
 // Multiply rows of bfloat16 pair by pair, with codes that bfloat16 holds exactly.
 struct Dot {
+  static constexpr bool kFetches = true;
   using Row = uint32_t;
   static void add(Floats& sum, const Row* row, __m512bh weights) {
     sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*row), weights);
@@ -172,7 +174,7 @@ __attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t
       const int v = n % kVectors, m = n / kVectors % M, step = n / kVectors / M % R::kStep;
       const int p = n / kVectors / M / R::kStep;
       const char* panel = panels + p * panel_bytes;
-      if (v + m + step == 0)
+      if (R::kFetches && v + m + step == 0)
         __builtin_prefetch(panel + P * panel_bytes + i * R::kBytesOfPair, 0, 2);
       R::add(kept[(m * P + p) * kVectors + v], rows + (i + step) * stride + m,
              R::read(panel, i, step, v));
@@ -237,6 +239,26 @@ void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* 
   }
 }
 
+// Returns one panel as floats, which it writes to `space`.
+template <class R>
+Weight widened_panel(const Weight& weight, int64_t panel, float* space) {
+  const char* data = weight.panels + panel * weight.pairs * R::kBytesOfPair;
+  for (int64_t i = 0; i < weight.pairs; i += R::kStep) {
+    __builtin_prefetch(data + (weight.pairs + i) * R::kBytesOfPair, 0, 2);
+#pragma GCC unroll 16
+    for (int n = 0; n < R::kStep * kVectors; n++) {
+      const EvenAndOdd values = R::read(data, i, n / kVectors, n % kVectors);
+      float* to = space + (i + n / kVectors) * 2 * kPanel + n % kVectors * kLanes;
+      *(Floats*)to = values.even;
+      *(Floats*)(to + kPanel) = values.odd;
+    }
+  }
+  Weight wide = weight;
+  wide.panels = (const char*)space;
+  if (wide.scales.data) wide.scales = wide.scales.from(panel * weight.groups * kPanel);
+  return wide;
+}
+
 // Computes panels [first, last) of all rows; `out` points to the first row's sums of the first one.
 template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
@@ -247,6 +269,15 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
     for (; rows.count == 1 && panel + 2 <= last; panel += 2)
       compute_tile<R, 1, 2>(weight, panel, rows, 0, 1, out + (panel - first) * kPanel, stride);
+  // Many tiles share what it takes to widen a panel.
+  if constexpr (R::kBytesOfPair < 128 && sizeof(typename R::Row) == 8)
+    if (rows.count > 4 * rows.tile) {
+      thread_local std::vector<float> space;
+      space.resize(std::max<size_t>(space.size(), weight.pairs * 2 * kPanel));
+      for (; panel < last; panel++)
+        compute_rows<Chain<Floating32, false>>(widened_panel<R>(weight, panel, space.data()), 0,
+                                               rows, out + (panel - first) * kPanel, stride);
+    }
   for (; panel < last; panel++)
     compute_rows<R>(weight, panel, rows, out + (panel - first) * kPanel, stride);
 }

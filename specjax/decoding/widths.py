@@ -162,7 +162,7 @@ def query_rows(
     positions = root_slot[:, None] + tree.depth
     seen = ancestors(tree, max_depth)
     if probe is None:
-        return QueryRows(tree.tokens, positions, seen)
+        return QueryRows(tree.tokens, positions, seen, jnp.max(tree.num_valid()))
     anchored = jnp.take_along_axis(seen, probe.anchor[..., None], axis=1)
     above = jnp.pad(seen, ((0, 0), (0, 0), (0, probe.tokens.shape[1])))
     below = jnp.concatenate([anchored, probe.visible], axis=2)

@@ -25,7 +25,7 @@ from specjax.models.quantize import QuantizedWeight, StoredWeight, Weight, is_st
 from specjax.models.sharding import map_by_path
 
 LIBRARY = Path(__file__).parent.parent / "kernels.bin"  # no name of a Python module
-VERSION = 4  # of the kernels' interface, also in native/handlers.cc
+VERSION = 5  # of the kernels' interface, also in native/handlers.cc
 PANEL = 16  # outputs that lie side by side
 SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of the eight inputs in a word of int4
 SWITCH = "SPECJAX_NATIVE"  # an environment variable
@@ -248,12 +248,15 @@ def instructions() -> np.int32:
 
 
 @without_gradients
-def packed_product(rows: Float[Array, "R I"], weight: PackedWeight) -> Float[Array, "R O"]:
-    """Returns `rows @ weight.T` in float32."""
+def packed_product(
+    rows: Float[Array, "R I"], weight: PackedWeight, count: Int[Array, ""] | None = None
+) -> Float[Array, "R O"]:
+    """Returns `rows @ weight.T` in float32; 0 for rows from `count` on, if it is given."""
     num_outputs = weight.panels.shape[0] * PANEL
     sums = jax.ShapeDtypeStruct((rows.shape[0], num_outputs), jnp.float32)
     call = jax.ffi.ffi_call("specjax_product", sums, vmap_method="sequential")
-    result = call(rows, *operands(weight), instructions=instructions())
+    count = jnp.asarray(len(rows) if count is None else count, jnp.int32)
+    result = call(rows, count, *operands(weight), instructions=instructions())
     return result[:, : weight.shape[0]]
 
 

@@ -47,7 +47,7 @@ def prefill(
         cache, hidden = carry
         at = start + index * chunk
         part = lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)
-        rows = causal_rows(part, cache.length)
+        rows = causal_rows(part, cache.length, jnp.max(length) - at)
         output, cache = target.run(params, rows, cache, taps)
         if output.hidden is not None:
             hidden = lax.dynamic_update_slice_in_dim(hidden, output.hidden, at, axis=1)

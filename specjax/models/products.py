@@ -23,15 +23,22 @@ FULL_PRECISION = lax.Precision.HIGHEST
 BLOCK_ROWS = 256  # of a quantised weight: the number that a CPU converts at a time
 
 
-def project(x: Float[Array, "... I"], weight: Weight, dtype: DTypeLike) -> Float[Array, "... O"]:
+def project(
+    x: Float[Array, "... I"],
+    weight: Weight,
+    dtype: DTypeLike,
+    count: Int[Array, ""] | None = None,
+) -> Float[Array, "... O"]:
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
+
+    Only the first `count` rows matter, all of them by default: a packed weight computes no others.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
     fewer than `min_rows`: a TPU computes a single row 3 times slower, and XLA on a CPU up to 100.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
     if isinstance(weight, PackedWeight):
-        y = packed_product(rows, weight)
+        y = packed_product(rows, weight, count)
     elif isinstance(weight, QuantizedWeight):
         y = _quantized_product(rows, weight)
     else:

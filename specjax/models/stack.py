@@ -130,7 +130,8 @@ def _run_natively(
     if not layers[0].is_plainly_normed:
         normed, x = layers[0].normed(x), layers[0].residual(x)
         del variables[0]["input_layernorm"]
-    inputs = [x, normed, rows.positions, cache.positions, cache.length, rows.visible]
+    computed = jnp.asarray(x.shape[1] if rows.count is None else rows.count, jnp.int32)
+    inputs = [x, normed, rows.positions, cache.positions, cache.length, computed, rows.visible]
     inputs += [angle for rope in ropes for angle in rotations[rope]]
     inputs += [] if norm is None else _vectors(norm.variables["params"])[1]
     fields, in_place = [], {}

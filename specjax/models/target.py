@@ -30,16 +30,22 @@ class QueryRows:
     tokens: Int[Array, "B Q"]
     positions: Int[Array, "B Q"]  # absolute, for RoPE
     visible: Bool[Array, "B Q C"]
+    # Only the first tokens of all sequences matter, this many; None: all. Packed weights compute no
+    # others: their results are 0 then, and their slots of the cache are left as they were.
+    count: Int[Array, ""] | None = None
 
 
-def causal_rows(tokens: Int[Array, "B Q"], start: Int[Array, " B"]) -> QueryRows:
+def causal_rows(
+    tokens: Int[Array, "B Q"], start: Int[Array, " B"], count: Int[Array, ""] | None = None
+) -> QueryRows:
     """Returns the input for plain text: token q is at `start[b] + q` and sees tokens 0 to q."""
-    batch, count = tokens.shape
-    below = jnp.tril(jnp.ones((count, count), bool))
+    batch, width = tokens.shape
+    below = jnp.tril(jnp.ones((width, width), bool))
     return QueryRows(
         tokens=tokens,
-        positions=start[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :],
-        visible=jnp.broadcast_to(below, (batch, count, count)),
+        positions=start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :],
+        visible=jnp.broadcast_to(below, (batch, width, width)),
+        count=count,
     )
 
 

@@ -60,7 +60,8 @@ class Transformer(nn.Module):
         if taps.logits or self.is_initializing():
             if not config.tie_word_embeddings:
                 table = Embedding(config, name="lm_head")()
-            logits = self._projected(hidden[last], table)
+            count = rows.count if len(rows.tokens) == 1 else None
+            logits = self._projected(hidden[last], table, count)
         picked = [hidden[layer % (last + 1)] for layer in taps.hidden_layers]
         weights = [attention[head] for head in taps.attention_heads]
         return ModelOutput(logits, _stack(picked, axis=2), _stack(weights, axis=1)), cache
@@ -77,8 +78,8 @@ class Transformer(nn.Module):
         return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
 
     @nn.nowrap
-    def _projected(self, x: Float[Array, "... D"], table: Weight):
-        logits = project(x, table, jnp.float32)
+    def _projected(self, x: Float[Array, "... D"], table: Weight, count=None):
+        logits = project(x, table, jnp.float32, count)
         return soft_cap(logits, self.config.variant.final_logit_softcapping)
 
     @nn.nowrap

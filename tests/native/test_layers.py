@@ -203,6 +203,28 @@ def test_a_window_shorter_than_a_pass_does_not_change_a_token():
     np.testing.assert_array_equal(whole.logits, jnp.concatenate(parts, axis=1))
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_beyond_the_count_are_not_computed(batch):
+    model = Transformer(TransformerConfig(128, 192, 256, 2, 3, 1, 64))
+    params, run = native.pack_params(drawn(model, "float32")), jax.jit(model.run, static_argnums=3)
+    tokens, taps = jnp.arange(6 * batch).reshape(batch, 6), Taps((1,), ((1, 2),))
+
+    def among(width, count):
+        cache, start = model.new_cache(params, batch, 16), jnp.array([3, 0])[:batch]
+        rows = causal_rows(tokens[:, :width], start, None if count is None else jnp.array(count))
+        return run(params, rows, replace(cache, length=start), taps)
+
+    (output, cache), (narrow, narrow_cache) = among(6, 4), among(4, None)
+    for part, whole in zip(jax.tree.leaves(narrow), jax.tree.leaves(output), strict=True):
+        axis = next(axis for axis in range(part.ndim) if part.shape[axis] != whole.shape[axis])
+        first, rest = np.split(whole, [4], axis=axis)
+        np.testing.assert_array_equal(first, part)
+        np.testing.assert_array_equal(rest, 0)
+    for kept, others in ((cache.keys, narrow_cache.keys), (cache.values, narrow_cache.values)):
+        for part, whole in zip(kept, others, strict=True):
+            np.testing.assert_array_equal(part, whole)
+
+
 DTYPES = ("bfloat16", "float16", "float32")
 QUICK = {"Avx512": "float16", "Avx2": "float32"}  # the others have bfloat16
 

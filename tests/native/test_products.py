@@ -24,7 +24,7 @@ def product(rows, weight, number):
     operands = native.operands(weight) if hasattr(weight, "panels") else weight
     outputs = jax.ShapeDtypeStruct((rows.shape[0], operands[0].shape[0] * 16), jnp.float32)
     call = jax.ffi.ffi_call("specjax_product", outputs)
-    return call(rows, *operands, instructions=np.int32(number))
+    return call(rows, np.int32(len(rows)), *operands, instructions=np.int32(number))
 
 
 def drawn(seed, shape, dtype):
@@ -50,7 +50,7 @@ def assert_products(rows, weight, exact, atol):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_right_and_a_row_has_the_same_bits_among_any_others(dtype, shape):
-    weight, rows = drawn(0, shape, dtype), drawn(1, (40, shape[1]), dtype)
+    weight, rows = drawn(0, shape, dtype), drawn(1, (70, shape[1]), dtype)
     exact = np.asarray(rows, np.float64) @ np.asarray(weight, np.float64).T
     assert_products(rows, native.packed(weight), exact, 1e-4)
 
@@ -62,7 +62,7 @@ def test_quantised_products_scale_each_group_and_rows_keep_their_bits(kind, dtyp
     codes = np.random.default_rng(2).integers(-limit - 1, limit + 1, (48, 96))
     scale = jnp.abs(drawn(3, (48, 96 // group), dtype))
     weight = native.packed(QuantizedWeight(jnp.asarray(codes, kind), scale))
-    rows = drawn(4, (40, 96), dtype)
+    rows = drawn(4, (70, 96), dtype)
     exact = np.repeat(np.asarray(scale, np.float64), group, axis=1) * codes
     assert_products(rows, weight, np.asarray(rows, np.float64) @ exact.T, 1e-2)
 

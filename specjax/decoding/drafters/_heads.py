@@ -157,7 +157,7 @@ class HeadDrafter(Drafter):
         width = pending.shape[1]
         at = cache.length[:, None] + 1 + jnp.arange(width)[None, :]
         tokens = jnp.take_along_axis(context.tokens, at, axis=1, mode="clip")
-        rows, last = causal_rows(tokens, cache.length), jnp.maximum(count - 1, 0)
+        rows, last = causal_rows(tokens, cache.length, jnp.max(count)), jnp.maximum(count - 1, 0)
         if num_masks:
             rows = with_masks(rows, last, num_masks, self.head.config.vocab_size)
             pending = jnp.pad(pending, ((0, 0), (0, num_masks), (0, 0)))
@@ -188,7 +188,8 @@ class HeadDrafter(Drafter):
                 lax.dynamic_slice_in_dim(values, index * chunk, chunk, axis=1)
                 for values in (tokens, features)
             )
-            _, cache = self.head.run(weights, causal_rows(part, cache.length), part_features, cache)
+            rows = causal_rows(part, cache.length, jnp.max(length) - index * chunk)
+            _, cache = self.head.run(weights, rows, part_features, cache)
             return cache.advance(jnp.full_like(cache.length, chunk))
 
         num_chunks = (jnp.max(length) + chunk - 1) // chunk

@@ -183,7 +183,8 @@ class DraftModel(Drafter):
 
         def draft_one(draft: Draft, fed: Int[Array, "B Q"], count: Int[Array, " B"]) -> Draft:
             """Feeds the first `count` tokens of `fed` and draws the next one."""
-            rows = causal_rows(self._readable(fed, target, params), draft.cache.length)
+            fed = self._readable(fed, target, params)
+            rows = causal_rows(fed, draft.cache.length, jnp.max(count))
             output, cache = self.draft.run(params.drafter["draft"], rows, draft.cache)
             assert output.logits is not None
             logits = jnp.take_along_axis(output.logits, count[:, None, None] - 1, axis=1)
