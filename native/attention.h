@@ -21,7 +21,8 @@ struct View {
 };
 
 View view_of(const Pass& pass, int64_t row, int64_t window) {
-  const int64_t place = pass.place(row), batch = place / pass.num_queries, length = pass.length[batch];
+  const int64_t place = pass.place(row), batch = place / pass.num_queries;
+  const int64_t length = pass.length[batch];
   const int32_t* positions = pass.slot_positions + batch * pass.num_slots;
   const int32_t oldest = window ? pass.positions[place] - (int32_t)window + 1 : INT32_MIN;
   View view;

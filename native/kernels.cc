@@ -105,15 +105,20 @@ struct Layers : Call {
     normed.put(row, 0, out, wide);
   }
 
+  // Returns the numbers of a row of an input.
+  Floating taken(const Floating& input, int64_t row, int64_t size) const {
+    return input.from(pass.place(row) * size).first(size);
+  }
+
   void begin(int64_t row) {
     for (int64_t i = 0; i < pass.width; i += kLanes)
-      *(Floats*)&x[row * wide + i] = load(pass.input.from(pass.place(row) * pass.width).first(pass.width), i);
+      *(Floats*)&x[row * wide + i] = load(taken(pass.input, row, pass.width), i);
     for (size_t w = 0; w < views.size(); w++) views[w][row] = view_of(pass, row, pass.windows[w]);
     if (pass.layers[0].input_norm.weight.data) return start_layer(pass.layers[0].input_norm, row);
     const int64_t size = pass.normed.size / (pass.batch * pass.num_queries);
     float* out = buffer(padded(size));
     for (int64_t i = 0; i < size; i += kLanes)
-      *(Floats*)(out + i) = load(pass.normed.from(pass.place(row) * size).first(size), i);
+      *(Floats*)(out + i) = load(taken(pass.normed, row, size), i);
     given.put(row, 0, out, padded(size));
   }
 
@@ -152,8 +157,9 @@ struct Layers : Call {
   void rotate(int64_t rope, int64_t row, float* values) const {
     const int64_t half = pass.rotated / 2;
     const auto part = [=](const float* data) { return Floating{(char*)data, Type::kFloat32, half}; };
-    const Floating cosine = part(pass.cosines[rope] + pass.place(row) * pass.rotated), low = part(values);
-    const Floating sine = part(pass.sines[rope] + pass.place(row) * pass.rotated), high = part(values + half);
+    const Floating low = part(values), high = part(values + half);
+    const int64_t place = pass.place(row) * pass.rotated;
+    const Floating cosine = part(pass.cosines[rope] + place), sine = part(pass.sines[rope] + place);
     for (int64_t i = 0; i < half; i += kLanes) {
       const Floats c = rounded(load(cosine, i), pass.type), s = rounded(load(sine, i), pass.type);
       const Floats first = load(low, i), second = load(high, i);
@@ -178,7 +184,8 @@ struct Layers : Call {
   void score_block(size_t number, int64_t block, int64_t first, int64_t last, float* to) {
     const int64_t group = block / blocks_of_group(), start = start_of_block(block);
     int64_t from = INT64_MAX, end = 0;
-    for (int64_t n = start; n < std::min(start + size_of_block(block), start + pass.num_computed); n++) {
+    const int64_t stop = start + std::min(size_of_block(block), pass.num_computed);
+    for (int64_t n = start; n < stop; n++) {
       const View& view = *query_of(number, group, n).view;
       from = std::min(from, view.begin / kChunk);
       end = std::max(end, view.rest.empty() ? view.end : view.rest.back() + 1);

@@ -60,8 +60,8 @@ struct Layer {
   int64_t window, rope;   // numbers of lists below; no rotary embedding: -1
 };
 
-// A pass over B sequences of Q tokens each, R = B * Q, with S slots and C scratch slots. Only the
-// first tokens of each sequence have rows that are computed.
+// A pass over B sequences of Q tokens each, R = B * Q, with S slots and C scratch slots. Its rows
+// are the first `num_computed` tokens of each sequence; others are not computed. Arrays hold all R.
 struct Pass {
   std::vector<Layer> layers;
   Norm final_norm;
@@ -69,7 +69,8 @@ struct Pass {
   Activation activation;
   float epsilon, scale, softcap;  // no cap: 0
   Type type;                      // in which results are rounded
-  int64_t batch, num_queries, num_computed, num_slots, num_scratch, width, inner, heads, groups, head_dim, rotated;
+  int64_t batch, num_queries, num_computed, num_slots, num_scratch;
+  int64_t width, inner, heads, groups, head_dim, rotated;
   Floating input, normed;                         // [R, D] and [R, E]
   std::vector<const float*> cosines, sines;       // [R, rotated], by rope
   const int32_t *positions, *slot_positions, *length;  // [R], [B, S], [B]
@@ -80,11 +81,11 @@ struct Pass {
   Floating output, hidden;                        // [R, D] and [taps, R, D]
   float* attention;                               // [tapped heads, R, S]
   int64_t num_rows() const { return batch * num_computed; }
-  // Returns where a row lies among all R.
+  // Returns where a row lies in arrays.
   int64_t place(int64_t row) const { return row / num_computed * num_queries + row % num_computed; }
 };
 
-// A product of the first of rows [R, I] with a weight: sums [R, O], float32.
+// A product of the first `num_rows` of rows [R, I] with a weight: sums [R, O], float32.
 struct Product {
   Floating rows;
   int64_t num_rows, num_inputs;

@@ -102,7 +102,7 @@ struct Int4 {
   }
 };
 
-// Multiplies rows of floats, one input after the other.
+// Multiplies rows of floats, one input after the other. Only weights from memory are fetched ahead.
 template <class Reader, bool kFromMemory = true>
 struct Chain : Reader {
   static constexpr bool kFetches = kFromMemory;
@@ -269,7 +269,7 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
   if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
     for (; rows.count == 1 && panel + 2 <= last; panel += 2)
       compute_tile<R, 1, 2>(weight, panel, rows, 0, 1, out + (panel - first) * kPanel, stride);
-  // Many tiles share what it takes to widen a panel.
+  // With many tiles it is faster to widen a panel once than in each of them.
   if constexpr (R::kBytesOfPair < 128 && sizeof(typename R::Row) == 8)
     if (rows.count > 4 * rows.tile) {
       thread_local std::vector<float> space;

@@ -47,6 +47,11 @@ class DraftTree:
         """Returns the number of valid nodes of each tree, root included."""
         return jnp.sum(self.valid, axis=1, dtype=jnp.int32)
 
+    def num_needed(self) -> Int[Array, ""]:
+        """Returns the number of nodes up to the last valid one of all trees."""
+        places = jnp.arange(1, self.num_nodes + 1, dtype=jnp.int32)
+        return jnp.max(jnp.where(self.valid, places, 0))
+
 
 @pytree
 class TokenLogProbs:

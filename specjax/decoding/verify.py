@@ -191,8 +191,7 @@ def _rejection(
     uniform = draw.uniform(root_slot[:, None], tree.num_nodes, ACCEPT)[:, 0]
     axes = (0, 0, 0, None if tree.draft_probs is None else 0, 0, 0, None)
     nodes = tree.tokens, tree.parents, tree.valid, tree.draft_probs
-    num_tried = jnp.max(tree.num_valid())
-    last, bonus_probs = jax.vmap(reject, axes)(*nodes, target, uniform, num_tried)
+    last, bonus_probs = jax.vmap(reject, axes)(*nodes, target, uniform, tree.num_needed())
     noise = draw.noise(root_slot[:, None], bonus_probs.shape[-1], BONUS)[:, 0]
     bonus = best_token(jnp.log(bonus_probs) + noise)
     return _path_to(last, bonus, tree, ancestors(tree, max_depth), max_depth)

@@ -89,7 +89,7 @@ def verify_pass(
     widths = compiled_widths(drafter, target, params)
     if len(widths) == 1:
         return at_width(num_nodes)(inputs, (cache,))
-    needed = jnp.maximum(jnp.max(proposal.tree.num_valid()), min_width)
+    needed = jnp.maximum(proposal.tree.num_needed(), min_width)
     narrowest = jnp.sum(needed > jnp.asarray(widths[:-1]))
     shapes = jax.eval_shape(at_width(num_nodes), inputs, (cache,))[:2]
     placeholder = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -162,7 +162,7 @@ def query_rows(
     positions = root_slot[:, None] + tree.depth
     seen = ancestors(tree, max_depth)
     if probe is None:
-        return QueryRows(tree.tokens, positions, seen, jnp.max(tree.num_valid()))
+        return QueryRows(tree.tokens, positions, seen, tree.num_needed())
     anchored = jnp.take_along_axis(seen, probe.anchor[..., None], axis=1)
     above = jnp.pad(seen, ((0, 0), (0, 0), (0, probe.tokens.shape[1])))
     below = jnp.concatenate([anchored, probe.visible], axis=2)

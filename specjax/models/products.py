@@ -31,7 +31,7 @@ def project(
 ) -> Float[Array, "... O"]:
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
 
-    Only the first `count` rows matter, all of them by default: a packed weight computes no others.
+    Only the first `count` rows matter, all of them by default; native kernels compute no others.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
     fewer than `min_rows`: a TPU computes a single row 3 times slower, and XLA on a CPU up to 100.

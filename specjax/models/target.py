@@ -30,8 +30,8 @@ class QueryRows:
     tokens: Int[Array, "B Q"]
     positions: Int[Array, "B Q"]  # absolute, for RoPE
     visible: Bool[Array, "B Q C"]
-    # Only the first tokens of all sequences matter, this many; None: all. Packed weights compute no
-    # others: their results are 0 then, and their slots of the cache are left as they were.
+    # The tokens of each sequence that matter, which come first; None: all. The results of others
+    # are arbitrary, and their keys and values may be missing: native kernels do not compute them.
     count: Int[Array, ""] | None = None
 
 

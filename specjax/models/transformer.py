@@ -60,7 +60,8 @@ class Transformer(nn.Module):
         if taps.logits or self.is_initializing():
             if not config.tie_word_embeddings:
                 table = Embedding(config, name="lm_head")()
-            count = rows.count if len(rows.tokens) == 1 else None
+            is_single = len(rows.tokens) == 1  # else the tokens that matter are not the first rows
+            count = rows.count if is_single else None
             logits = self._projected(hidden[last], table, count)
         picked = [hidden[layer % (last + 1)] for layer in taps.hidden_layers]
         weights = [attention[head] for head in taps.attention_heads]
@@ -78,7 +79,7 @@ class Transformer(nn.Module):
         return embedded * jnp.asarray(self.config.hidden_size**0.5, table.dtype)
 
     @nn.nowrap
-    def _projected(self, x: Float[Array, "... D"], table: Weight, count=None):
+    def _projected(self, x: Float[Array, "... D"], table: Weight, count: Any = None):
         logits = project(x, table, jnp.float32, count)
         return soft_cap(logits, self.config.variant.final_logit_softcapping)
 

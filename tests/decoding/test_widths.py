@@ -22,6 +22,7 @@ from specjax.decoding.tree import DraftTree, merge_paths
 from specjax.decoding.widths import (
     compiled_widths,
     if_in_place,
+    query_rows,
     verify_pass,
 )
 from specjax.models.cache import KVCache
@@ -208,6 +209,13 @@ def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
     model, params = target()
     halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     assert compiled_widths(Reader(), model, halves) == widths
+
+
+def test_a_pass_reaches_to_the_last_valid_node():
+    valid = jnp.array([[True, False, True, False], [True, True, False, False]])
+    nodes = jnp.zeros_like(valid, jnp.int32)
+    tree = DraftTree(nodes, parents=nodes.at[:, 0].set(-1), depth=nodes, valid=valid)
+    assert query_rows(tree, None, jnp.zeros(2, jnp.int32), max_depth=1).count == 3
 
 
 @pytest.mark.parametrize("most, width", [(1, 1), (2, 8), (8, 8), (9, NODES)])

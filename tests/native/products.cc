@@ -74,7 +74,7 @@ int num_wrong(Kind kind, int64_t count, int64_t outputs, int64_t inputs) {
 int main() {
   int wrong = 0;
   for (Kind kind : {Kind::kBfloat16, Kind::kFloat32})
-    for (int64_t count : {1, 3, 9})
+    for (int64_t count : {1, 3, 9, 18})
       for (int64_t inputs : {1, 31, 130}) wrong += num_wrong(kind, count, 35, inputs);
   std::printf("%s: %d sums are wrong\n", TABLE(INSTRUCTIONS).name, wrong);
   return wrong != 0;

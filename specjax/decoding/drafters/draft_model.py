@@ -77,8 +77,8 @@ class DraftModel(Drafter):
     The loop runs one pass of the draft per token and ends when the rule has stopped all sequences;
     stopped ones do not change. The draft's cache is cut to the committed text by setting its
     length. After a fully accepted draft it also lacks the last drafted token, which the first pass
-    of the next round feeds with the root: that pass has 2 tokens, in a hybrid as many as a round
-    may commit.
+    of the next round feeds with the root: that pass has up to 2 tokens, in a hybrid as many as a
+    round may commit.
 
     If the vocabularies are padded to different sizes, tokens of both are drafted, and the draft
     reads its last token in place of tokens that it lacks. A draft with another tokenizer has a
