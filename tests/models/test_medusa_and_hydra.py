@@ -41,15 +41,15 @@ def test_heads_of_medusa_compute_what_the_formula_says(has_lm_heads):
     @jax.jit
     def all_logits(params):
         weights = weights_of(params)
-        fewer = module.logits(weights, FEATURES, num_depths=2)
-        return module.logits(weights, FEATURES), fewer, module.logits_at(weights, FEATURES, 3)
+        depths = range(1, 5), (1, 2), (3,)
+        return [module.logits(weights, FEATURES, some) for some in depths]
 
     logits, fewer, third = all_logits(params)
     for row in np.ndindex(2, 3):
         expected = medusa_logits(module, params, np.asarray(FEATURES[row]), np.asarray(TABLE))
         np.testing.assert_allclose(logits[row], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(fewer, logits[:, :, :2])
-    np.testing.assert_array_equal(third, logits[:, :, 2])
+    np.testing.assert_array_equal(third, logits[:, :, 2:3])
 
 
 @pytest.mark.parametrize("has_lm_heads", [True, False])
@@ -92,12 +92,12 @@ def test_heads_of_medusa_begin_with_what_the_target_says_of_its_next_token():
     params = module.initialise(jax.random.key(0), lm_head=TABLE)
     assert params["lm_heads_0"]["weight"] is not TABLE  # training gives its buffers away
 
-    logits = module.logits(weights_of(params), FEATURES)
+    logits = module.logits(weights_of(params), FEATURES, (1, 2))
     expected = MODEL.logits(TARGET_PARAMS, FEATURES)[:, :, None]
     np.testing.assert_array_equal(logits, np.broadcast_to(expected, logits.shape))
 
     def loss(params):
-        return jnp.sum(module.logits(weights_of(params), FEATURES) ** 2)
+        return jnp.sum(module.logits(weights_of(params), FEATURES, (1, 2)) ** 2)
 
     for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params)):
         assert np.abs(leaf).max() > 0  # training must not get stuck at zeros
@@ -137,9 +137,13 @@ def test_random_params_have_the_dtype_asked_for_and_logits_are_float32(module):
     first, second = (np.asarray(params[f"lm_heads_{n}"]["weight"], float) for n in range(2))
     assert (first != second).mean() > 0.9
     features, embedded = (each.astype(jnp.bfloat16) for each in (FEATURES, EMBEDDED[:, :, :2]))
-    given = (features, 2) if isinstance(module, MedusaHeads) else (2, features, embedded)
-    logits = jax.eval_shape(lambda params: module.logits_at(weights_of(params), *given), params)
-    assert logits.dtype == jnp.float32
+
+    def logits_of(params):
+        if isinstance(module, MedusaHeads):
+            return module.logits(weights_of(params), features, (2,))
+        return module.logits_at(weights_of(params), 2, features, embedded)
+
+    assert jax.eval_shape(logits_of, params).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("kind", [HYDRA, partial(MedusaConfig.for_target, MODEL.config)])

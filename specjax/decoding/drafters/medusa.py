@@ -46,7 +46,7 @@ class Medusa(DepthTreeDrafter):
         self, target: Target, params: Params, state: Feature, context: Context, draw: Draw
     ) -> tuple[Proposal, Feature]:
         weights = HeadWeights(params.drafter, target, params.target)
-        logits = self.head.logits(weights, state, num_depths=self.max_depth)
+        logits = self.head.logits(weights, state, range(1, self.max_depth + 1))
         return Proposal(self.tree_of(logits, context, draw)), state
 
     def update(self, target: Target, params: Params, state: Feature, outcome: Outcome) -> Feature:

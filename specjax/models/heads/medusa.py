@@ -71,28 +71,14 @@ class MedusaHeads(nn.Module):
         return self.lm_heads[depth - 1](features) if self.config.has_lm_heads else features
 
     @nn.nowrap
-    def logits_at(
-        self, weights: HeadWeights, features: Float[Array, "... D"], depth: int
-    ) -> Float[Array, "... V"]:
-        """Returns the logits of the head at one depth (from 1); see `logits`."""
-        return self._logits_of(weights, features, [depth])[..., 0, :]
-
-    @nn.nowrap
     def logits(
-        self, weights: HeadWeights, features: Float[Array, "... D"], num_depths: int | None = None
-    ) -> Float[Array, "... K V"]:
-        """Returns the float32 logits of K depths, from 1, by default of all; pure.
-
-        `features` are the target's, of the last token before the root.
-        """
-        depths = range(1, (num_depths or self.config.num_heads) + 1)
-        return self._logits_of(weights, features, depths)
-
-    @nn.nowrap
-    def _logits_of(
         self, weights: HeadWeights, features: Float[Array, "... D"], depths: Iterable[int]
     ) -> Float[Array, "... K V"]:
-        """Returns the logits of some depths; the target's LM head is read once for all."""
+        """Returns the float32 logits of K depths, which count from 1; pure.
+
+        `features` are the target's, of the last token before the root. The target's LM head is read
+        once for all depths.
+        """
         apply = partial(self.apply, {"params": weights.params}, features)
         outputs = jnp.stack([cast(Array, apply(depth)) for depth in depths], axis=-2)
         if self.config.has_lm_heads:

@@ -82,7 +82,7 @@ class MedusaTraining(TokenTraining):
         return MedusaHeads(shape)
 
     def logits_of(self, head: MedusaHeads, step: Step, params: Any, at: Prediction) -> Array:
-        return head.logits_at(step.weights(params), at.fixed, at.ahead)
+        return head.logits(step.weights(params), at.fixed, [at.ahead])[..., 0, :]
 
     def step_loss(self, head: MedusaHeads, params: Any, step: Step) -> LossAndMetrics:
         depths = range(1, head.config.num_heads + 1)
