@@ -93,13 +93,10 @@ class _Reader:
         if not isinstance(schema, Mapping):
             raise _error(place, f"{schema!r} is not an object")
         used = {key: value for key, value in schema.items() if key not in DESCRIBING}
-        for names, read in (
-            (("$ref",), self._reference),
-            (("anyOf", "oneOf"), self._alternatives),
-        ):
-            if name := next((name for name in names if name in used), None):
-                self._check_keywords(used, {name}, place)
-                return f"({read(used[name], f'{place}/{name}')})"
+        alone = {"$ref": self._reference} | dict.fromkeys(("anyOf", "oneOf"), self._alternatives)
+        if name := next((name for name in alone if name in used), None):
+            self._check_keywords(used, {name}, place)
+            return f"({alone[name](used[name], f'{place}/{name}')})"
         if not used:
             return f"({self._any(ANY_DEPTH)})"
         types = used.get("type", ())
