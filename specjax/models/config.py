@@ -17,12 +17,13 @@ from specjax.core.errors import SpecjaxError
 from specjax.core.settings import MAX_WHOLE, check_fields, check_setting, declared_fields, setting
 
 CHECK = "check the config"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 ROPE_TYPES = {  # with the keys that each needs
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH),
+    "longrope": ("short_factor", "long_factor", ORIGINAL_LENGTH, "attention_factor"),
 }
 SLIDING, FULL = "sliding_attention", "full_attention"  # values of layer_types in config.json
 SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "head_dim")
@@ -119,9 +120,9 @@ class Rope:
         theta = scaling.get("rope_theta") or values.get("rope_theta") or 10000.0
         if kind == "longrope":
             scaling |= _longrope(values, scaling)
-        names = ROPE_TYPES[kind] + (("attention_factor",) if kind == "longrope" else ())
+        names = ROPE_TYPES[kind]
         extras = {name: scaling[name] for name in names if scaling.get(name) is not None}
-        if missing := [name for name in ROPE_TYPES[kind] if name not in extras]:
+        if missing := [name for name in names if name not in extras]:
             raise SpecjaxError(
                 f"RoPE type {kind!r} needs {missing[0]!r} in rope_scaling; add it to config.json"
             )
@@ -134,8 +135,6 @@ class Rope:
         for name in ROPE_TYPES[self.rope_type]:
             value = getattr(self, name)
             parameters[name] = list(value) if isinstance(value, tuple) else value
-        if self.rope_type == "longrope":
-            parameters["attention_factor"] = self.attention_factor
         scaling = None if self.rope_type == "default" else dict(parameters)
         parameters["rope_theta"] = self.rope_theta
         values = {"rope_theta": self.rope_theta, "rope_scaling": scaling}
@@ -148,11 +147,11 @@ class Rope:
 def _longrope(values: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the original length and the factor of cosine and sine, given or derived."""
     max_length = values["max_position_embeddings"]
-    name = "original_max_position_embeddings"
-    original = values.get(name) or scaling.get(name) or max_length
+    original = values.get(ORIGINAL_LENGTH) or scaling.get(ORIGINAL_LENGTH) or max_length
     stretch = scaling.get("factor") or max_length / original
     derived = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
-    return {name: original, "attention_factor": scaling.get("attention_factor") or derived}
+    factor = scaling.get("attention_factor") or derived
+    return {ORIGINAL_LENGTH: original, "attention_factor": factor}
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,8 @@ class TransformerConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = _size(None)
-    layer_types: tuple[str, ...] = ()  # one per layer; empty: all the same
+    # One per layer; empty: all the same.
+    layer_types: tuple[str, ...] = setting((), choices=(SLIDING, FULL), advice=CHECK)
     rope: Rope = field(default_factory=Rope)
     model_type: str = "llama"
     bos_token_id: int | None = setting(None, at_least=0, advice=CHECK)
@@ -224,10 +224,6 @@ class TransformerConfig:
                     f"a factor of LongRoPE has {len(factors)} entries for {pairs} rotated pairs; "
                     f"{CHECK}"
                 )
-        if unknown := set(self.layer_types) - {SLIDING, FULL}:
-            raise SpecjaxError(
-                f"layer_types has {sorted(unknown)[0]!r}; specjax supports {SLIDING!r} and {FULL!r}"
-            )
 
     @property
     def longest_text(self) -> int:

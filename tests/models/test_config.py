@@ -141,7 +141,7 @@ PHI3 = {"model_type": "phi3"}
         ({"rms_norm_eps": "1e-6"}, "`rms_norm_eps` must be a number, got '1e-6'"),
         ({"mlp_bias": "no"}, "`mlp_bias` must be true or false, got 'no'"),
         (MISTRAL | {"layer_types": PATTERN * 2}, "layer_types has 4 entries for 2 layers"),
-        (MISTRAL | {"layer_types": ["linear"] * 2}, "layer_types has 'linear'"),
+        (MISTRAL | {"layer_types": ["linear"] * 2}, "`layer_types` must be sliding_attention or"),
         ({"bos_token_id": [1]}, "`bos_token_id` must be a whole number or None"),
         ({"rope_scaling": "linear"}, "rope_scaling 'linear' is not an object"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "`factor` must be a number, got '2'"),
