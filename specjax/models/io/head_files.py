@@ -8,7 +8,7 @@ without any visible sign.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,7 @@ def load_head(
                 )
         by_path = _tensors_by_path(folder, format, head, values, tensors)
         params = format.decode(read_params(by_path, dtype, f"Loading {folder.name}", progress))
-        _check_draft_tokens(folder, params.get(DRAFT_TOKENS), target.vocab_size)
+        _check_draft_tokens(folder, params.get(DRAFT_TOKENS, ()), target.vocab_size)
         return head, params
 
 
@@ -175,11 +175,9 @@ def _head_tensors(
     return {name: tensor for name, tensor in named.items() if not ignored(name)}
 
 
-def _check_draft_tokens(folder: Path, tokens: Array | None, vocab_size: int) -> None:
-    distinct = np.unique([0] if tokens is None else tokens)
-    if tokens is not None and (
-        len(distinct) < len(tokens) or distinct[0] < 0 or distinct[-1] >= vocab_size
-    ):
+def _check_draft_tokens(folder: Path, tokens: Sequence[int] | Array, vocab_size: int) -> None:
+    distinct = np.unique(np.asarray(tokens))
+    if np.sum((distinct >= 0) & (distinct < vocab_size)) < len(tokens):
         raise SpecjaxError(
             f"{folder}: {DRAFT_TOKENS} are not different tokens below {vocab_size}; download the "
             "head again"
