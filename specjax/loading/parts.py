@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from safetensors import SafetensorError
@@ -72,7 +71,7 @@ def classifier_of(
     """Loads the classifier of the rule `disco` for this target and draft, and its params."""
     trained = load_classifier(folder)
     trained.check_owner(*(fingerprint(model.config, model.params) for model in (target, draft)))
-    return trained, target.place(jax.tree.map(jnp.asarray, trained.params))
+    return trained, target.place(trained.params)
 
 
 def load_datastore(target: LoadedTarget, folder: str | Path) -> Any:
