@@ -111,8 +111,8 @@ def load_seeded(request: Request) -> Loaded:
 
 def load_with_head(request: Request) -> Loaded:
     """Loads a drafter with a trained head."""
-    formats, expected = request.methods.head_formats, request.method.head
-    head, params = load_head(request.part(), request.target, formats, expected)
+    formats, format = request.methods.head_formats, cast(HeadFormat, request.method.head)
+    head, params = load_head(request.part(), request.target, formats, format)
     if has_packed(request.target.params):
         bound = HeadWeights(params, request.target.model, request.target.params)
         params = with_lm_head_rows(head, bound)

@@ -20,7 +20,7 @@ from specjax.loading.targets import LoadedTarget, load
 from specjax.models.fingerprint import fingerprint
 from specjax.models.io import head_files
 from specjax.models.io.classifier import TrainedClassifier, load_classifier
-from specjax.models.io.head_files import check_owner, detect_format
+from specjax.models.io.head_files import check_owner
 from specjax.models.io.head_format import HeadFormat
 
 
@@ -40,19 +40,18 @@ def load_head(
     source: str | Path,
     target: LoadedTarget,
     formats: Sequence[HeadFormat],
-    expected: HeadFormat | None = None,
+    format: HeadFormat,
     dtype: DTypeLike | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Loads a head for `target`, such as `EagleHead`, and its params.
 
-    `source` is as in `find_head`. By default the folder decides which of `formats` it holds, and
-    the params get the dtype of the target's.
+    `source` is as in `find_head`; an error names which of `formats` it holds instead of `format`.
+    By default the params get the dtype of the target's.
     """
-    folder = find_head(source, formats, expected)
-    head_format = expected or detect_format(folder, formats)
+    folder = find_head(source, formats, format)
     dtype = target.dtype if dtype is None else dtype
     head, params = head_files.load_head(
-        folder, head_format, target.config, dtype, progress=True, others=formats
+        folder, format, target.config, dtype, progress=True, others=formats
     )
     check_owner(folder, fingerprint(target.config, target.params))
     return head, target.place(params)
