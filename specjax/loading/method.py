@@ -181,7 +181,7 @@ def load_auto(request: Request) -> Loaded:
         if not choice.widths:
             platform = "native" if has_packed(request.target.params) else jax.default_backend()
             assumed = ASSUMED_BREAK_EVEN.get(platform, ASSUMED_BREAK_EVEN["other"])
-            return gated(drafter, params, request.target, assumed), params
+            return Auto(drafter, assumed), params
         if choice.widths[-1] != drafter.num_nodes:
             raise SpecjaxError(
                 f"its passes have {drafter.num_nodes} nodes now, but passes of "
@@ -189,19 +189,12 @@ def load_auto(request: Request) -> Loaded:
             )
         if drafter.num_nodes == 1:
             return drafter, params
-        return gated(drafter, params, request.target, choice.break_even), params
+        return Auto(drafter, choice.break_even), params
     except (SpecjaxError, TypeError) as error:
         raise SpecjaxError(
             f"auto cannot load {choice.method}, which was chosen for it: {error}; run `specjax "
             "tune machine` again"
         ) from None
-
-
-def gated(drafter: Drafter, params: Any, target: LoadedTarget, break_even: float) -> Auto:
-    """Puts a drafter behind the gate of `auto`."""
-    gate = Auto(drafter, break_even)
-    gate.check(target.model, params)
-    return gate
 
 
 # ---- The row ------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from specjax.bench.measure import PLAIN, Sample, with_progress
 from specjax.bench.options import MethodVariant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
+from specjax.decoding.drafters.auto import Auto
 from specjax.loading.drafters import load_drafter, settings_of
-from specjax.loading.method import gated
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.run.runner import Runner
@@ -80,7 +80,7 @@ def tune_machine(
     if candidates:
         winner = _halved(candidates, plain, workload, report)
         cost = break_even(winner.runner, plain, workload)
-        gate = gated(winner.drafter, winner.params, workload.target, cost)
+        gate = Auto(winner.drafter, cost)
         name = f"{winner.runner.name}, break-even {cost:.2f}"
         final = workload.runner(name, gate, winner.params)
         of_plain, of_winner = samples_by_prompt([plain, final], workload.prompts, NUM_REPEATS)
@@ -107,7 +107,8 @@ def _candidates(
                 settings = {**dict(zip(searched, values, strict=True)), **fixed}
                 try:
                     drafter, params = load_drafter(method, workload.target, source, **settings)
-                    gate = gated(drafter, params, workload.target, NEVER_SHUTS)
+                    gate = Auto(drafter, NEVER_SHUTS)
+                    gate.check(workload.target.model, params)
                 except SpecjaxError as error:
                     reasons.append(f"{method} is skipped: {error}")
                     continue
