@@ -15,7 +15,7 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.engine import Engine
 from specjax.decoding.prompt import doubled_length, from_ids
-from specjax.decoding.request import check_length, check_prompt, end_tokens
+from specjax.decoding.request import end_tokens
 from specjax.decoding.sampling import Sampling
 from specjax.decoding.state import Generation, LoopState, Prefix
 from specjax.models.prefill import PREFILL_CHUNK
@@ -118,8 +118,7 @@ def generate_many(
                     break
                 queue.remove(prompt)
                 alone = from_ids([prompt.ids], first.width)
-                check_prompt(np.asarray(alone.tokens), np.asarray(alone.length), target.config)
-                check_length(len(prompt.ids), 1, target.config)
+                engine.check(Params(params), alone, room=1, with_memory=False)
                 batch.put(place, engine.prefill(Params(params), alone, prompt.key))
                 running[place] = prompt
             if not running:
