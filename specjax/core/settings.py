@@ -112,6 +112,12 @@ def check_setting(owner: type, name: str, value: Any) -> None:
     raise SettingError(name, f"must be {expected}, got {shortened(value)}; {advice}".rstrip("; "))
 
 
+def check_at_most(name: str, value: int, limit_name: str, limit: int) -> None:
+    """Raises SettingError for a setting above its limit, which another setting decides."""
+    if value > limit:
+        raise SettingError(name, f"must be at most {limit_name}, {limit}, got {value}; lower it")
+
+
 def declared_fields(owner: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Checks values from JSON for fields of the dataclass `owner`; converts lists and numbers."""
     hints = _hints(owner)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import Checked, SettingError, setting
+from specjax.core.settings import Checked, check_at_most, setting
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind, features_of
 from specjax.models.shapes import shape_mismatches
 
@@ -71,7 +71,7 @@ class Fixed(LengthRule):
     length: int = setting(5, at_least=1)
 
     def longest(self, max_length: int) -> int:
-        _at_most("length", self.length, max_length)
+        check_at_most("length", self.length, "max_length", max_length)
         return self.length
 
     def draft_another(self, params: Any, state: State, last: LastDrafted) -> Bool[Array, " B"]:
@@ -90,7 +90,7 @@ class Heuristic(LengthRule):
     start: int = setting(5, at_least=1)
 
     def longest(self, max_length: int) -> int:
-        _at_most("start", self.start, max_length)
+        check_at_most("start", self.start, "max_length", max_length)
         return max_length
 
     def init(self, batch: int) -> Int[Array, " B"]:
@@ -168,8 +168,3 @@ class Disco(ThresholdRule):
 def _network(params: Any) -> LengthClassifier:
     (hidden_size,) = params["hidden"]["bias"].shape
     return LengthClassifier(hidden_size)
-
-
-def _at_most(name: str, value: int, max_length: int) -> None:
-    if value > max_length:
-        raise SettingError(name, f"must be at most max_length, {max_length}, got {value}; lower it")

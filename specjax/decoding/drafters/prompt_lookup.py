@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.ranking import best_tokens
-from specjax.core.settings import SettingError, setting
+from specjax.core.settings import check_at_most, setting
 from specjax.decoding.drafter import Context, CopyingDrafter, Outcome, Params, Proposal, Start
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import merge_paths
@@ -66,9 +66,7 @@ class PromptLookup(CopyingDrafter):
         return jnp.full(shape, EMPTY, jnp.int32) if self.num_guesses else None
 
     def check_settings(self) -> None:
-        if self.min_ngram > self.max_ngram:
-            problem = f"must be at most max_ngram, {self.max_ngram}, got {self.min_ngram}; lower it"
-            raise SettingError("min_ngram", problem)
+        check_at_most("min_ngram", self.min_ngram, "max_ngram", self.max_ngram)
 
     def propose(
         self, target: Target, params: Params, state: Guesses, context: Context, draw: Draw

@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.settings import SettingError, setting
+from specjax.core.settings import check_at_most, setting
 from specjax.decoding.drafter import Context, Drafter, Params, Proposal, State
 from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import NO_PARENT, DraftTree
@@ -59,12 +59,9 @@ class Retrieval(Drafter):
 
     def check_settings(self) -> None:
         longest = self.longest_query
-        if self.shortest_query > longest:
-            problem = f"must be at most longest_query, {longest}, got {self.shortest_query}"
-            raise SettingError("shortest_query", f"{problem}; lower it")
-        if longest + self.num_tokens > SORTED_TOKENS:
-            at_most = f"must be at most {SORTED_TOKENS} minus longest_query, {longest}"
-            raise SettingError("num_tokens", f"{at_most}, got {self.num_tokens}; lower one of them")
+        check_at_most("shortest_query", self.shortest_query, "longest_query", longest)
+        limit_name, limit = f"{SORTED_TOKENS} minus longest_query", SORTED_TOKENS - longest
+        check_at_most("num_tokens", self.num_tokens, limit_name, limit)
 
     @property
     def num_nodes(self) -> int:
