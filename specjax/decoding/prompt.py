@@ -65,8 +65,8 @@ def _array_of(number: int, tokens: Sequence[int]) -> np.ndarray:
         raise SpecjaxError(f"prompt {number} is empty; give at least 2 tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecjaxError(f"prompt {number} is not a list of whole numbers; give token ids")
-    if (largest := np.max(np.abs(array))) > np.iinfo(np.int32).max:
-        raise SpecjaxError(f"prompt {number} holds {largest}, beyond any vocabulary")
+    if (beyond := array[array != array.astype(np.int32)]).size:
+        raise SpecjaxError(f"prompt {number} holds {beyond[0]}, beyond any vocabulary")
     return array
 
 

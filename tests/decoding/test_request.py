@@ -138,6 +138,7 @@ def tokenizer(text: str) -> dict:
     [
         (from_ids, [], "no prompts given"),
         (from_ids, [[1, 2], []], "prompt 1 is empty; give at least 2 tokens"),
+        (from_ids, [[1, -(2**63)]], "prompt 0 holds -9223372036854775808, beyond any vocabulary"),
         (partial(encode, tokenizer), "a text", "takes a list of texts; wrap the single text in"),
         (partial(encode, tokenizer), ["a text", ""], "prompt 1 is empty; write some text"),
         (partial(encode, tokenizer), [], "no prompts given"),
