@@ -19,9 +19,6 @@ from specjax.models.target import Target
 SORTED_TOKENS = 32  # the datastore sorts suffixes by this many tokens
 MAX_QUERY = 30  # tokens; with the next one, each needs a bit of an int32 in `_bounds`
 MAX_MATCHES = 2**15  # so that its square is an int32
-ADVICE = (
-    "build one with `specjax datastore build` and pass specjax.data.datastore.params(datastore)"
-)
 
 
 @dataclass(frozen=True)
@@ -72,11 +69,12 @@ class Retrieval(Drafter):
         return self.num_tokens
 
     def check(self, target: Target, params: Any) -> None:
-        if params is None:
-            raise SpecjaxError(f"REST needs a datastore: {ADVICE}")
         is_fit = isinstance(params, dict) and sorted(params) == ["suffixes", "tokens"]
         if not is_fit or not all(map(_are_ids, params.values())):
-            raise SpecjaxError(f"the params given to REST are not a datastore; {ADVICE}")
+            raise SpecjaxError(
+                "REST needs the params of a datastore; build one with `specjax datastore build` "
+                "and pass specjax.data.datastore.params(datastore)"
+            )
         tokens, suffixes = params["tokens"], params["suffixes"]
         if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
             return
