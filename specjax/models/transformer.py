@@ -87,8 +87,7 @@ class Transformer(nn.Module):
     def check(self, params: Any) -> None:
         if wrong := shape_mismatches(params, self):
             raise SpecjaxError(
-                f"the target's params do not fit this model ({wrong}); pass the params "
-                "that were loaded with it: specjax.Params(target.params, ...)"
+                f"the model's params do not fit it ({wrong}); pass those that were loaded with it"
             )
 
     @nn.nowrap

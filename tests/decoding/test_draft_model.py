@@ -233,7 +233,7 @@ def test_a_rule_is_named_or_given():
 def test_params_that_do_not_belong_together_are_rejected():
     own = target()[1]
     form = "DraftModel needs the params {'draft': the draft's weights"
-    other = "the draft's weights belong to another model .*; pass the params that were loaded"
+    other = "the draft: the model's params do not fit it .*; pass those that were loaded with it"
     vocabulary = SharedVocabulary(*[jnp.arange(39)] * 3)
     for rule, params, message in (
         ("fixed", None, form),

@@ -68,13 +68,13 @@ BAD = {
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     "other vocabulary": (
         {"params": Params(PARAMS | {"embed_tokens": {"weight": jnp.ones((6, 32))}})},
-        "the target's params do not fit this model (wrong shape: embed_tokens.weight is ",
+        "the model's params do not fit it (wrong shape: embed_tokens.weight is ",
     ),
     "other layers": (
         {"params": Params({name: PARAMS[name] for name in PARAMS if name != "layers_1"})},
-        "the target's params do not fit this model (missing: layers_1.",
+        "the model's params do not fit it (missing: layers_1.",
     ),
-    "no params": ({"params": Params(None)}, "the target's params do not fit this model (missing: "),
+    "no params": ({"params": Params(None)}, "the model's params do not fit it (missing: "),
     "params for a drafter without": (
         {"params": Params(PARAMS, {"weight": 1})},
         "PromptLookup has no params but was given some",

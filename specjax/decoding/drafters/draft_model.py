@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, errors_at
 from specjax.core.pytree import pytree, static
 from specjax.core.ranking import best_token
 from specjax.core.settings import setting
@@ -21,7 +21,6 @@ from specjax.decoding.tree import chain
 from specjax.models.cache import KVCache
 from specjax.models.heads.length_classifier import PositionKind
 from specjax.models.prefill import prefill
-from specjax.models.shapes import shape_mismatches
 from specjax.models.target import Taps, Target, causal_rows
 
 RULES = ("fixed", "heuristic", "confidence", "disco")
@@ -144,11 +143,8 @@ class DraftModel(Drafter):
                 f"the shared vocabulary is that of {len(vocabulary.readable)} target tokens, not "
                 f"of {vocab_size}; load the draft for this target"
             )
-        if mismatch := shape_mismatches(params["draft"], self.draft):
-            raise SpecjaxError(
-                f"the draft's weights belong to another model ({mismatch}); pass the params "
-                "that were loaded with this draft"
-            )
+        with errors_at("the draft"):
+            self.draft.check(params["draft"])
         self.length_rule.check(params["rule"])
 
     def init(self, start: Start) -> DraftState:
