@@ -59,7 +59,6 @@ class DraftFeatures:
 
 def read_drafts(
     texts: Sequence[ContinuedPrompt],
-    target: FrozenModel,
     draft: FrozenModel,
     position: PositionKind = "draft",
 ) -> DraftFeatures:
@@ -67,7 +66,6 @@ def read_drafts(
 
     Positions count since the last mismatch ("draft") or since the prompt ("generation").
     """
-    check_vocabularies(target, draft)
     readings = dict(_read_texts(texts, draft))
     if not readings:
         raise SpecjaxError("the target continued no prompt; give prompts that it answers")
@@ -79,16 +77,6 @@ def read_drafts(
         features = np.asarray(with_position(jnp.asarray(reading.features), counted))
         parts.append((features, is_match, depth, np.full(count, number)))
     return DraftFeatures(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def check_vocabularies(target: FrozenModel, draft: FrozenModel) -> None:
-    """Raises SpecjaxError unless both models have vocabularies of one size."""
-    sizes = [model.model.config.vocab_size for model in (target, draft)]
-    if sizes[0] != sizes[1]:
-        raise SpecjaxError(
-            f"the draft has a vocabulary of {sizes[1]} tokens, the target one of {sizes[0]}; give "
-            "a draft that shares the target's tokenizer"
-        )
 
 
 def split_by_prompt(

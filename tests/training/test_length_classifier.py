@@ -67,9 +67,7 @@ def texts() -> tuple[ContinuedPrompt, ...]:
 
 
 def test_data_equals_a_reading_prefix_by_prefix():
-    data, by_count = (
-        read_drafts(texts(), frozen(0), frozen(1), kind) for kind in ("draft", "generation")
-    )
+    data, by_count = (read_drafts(texts(), frozen(1), kind) for kind in ("draft", "generation"))
     drafts, rows, counts = [], [], []
     for number, (prompt, continuation) in enumerate(texts()):
         since_mismatch = 0
@@ -87,11 +85,12 @@ def test_data_equals_a_reading_prefix_by_prefix():
     assert 8 < data.is_match.sum() < 27  # both kinds were seen
 
 
-def test_other_vocabularies_and_prompts_without_continuation_are_rejected():
+def test_other_vocabularies_and_prompts_without_continuation_are_rejected(tmp_path):
     with pytest.raises(SpecjaxError, match="vocabulary of 24 tokens, the target one of 40"):
-        read_drafts(texts(), frozen(0), frozen(1, vocab_size=24))
+        other = frozen(1, vocab_size=24)
+        train_classifier(frozen(0), other, [], continuations, QUICK, tmp_path)
     with pytest.raises(SpecjaxError, match="continued no prompt"):
-        read_drafts([ContinuedPrompt([1, 2], [])], frozen(0), frozen(1))
+        read_drafts([ContinuedPrompt([1, 2], [])], frozen(1))
 
 
 def made_up() -> DraftFeatures:

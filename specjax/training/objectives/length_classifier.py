@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
 from specjax.core.settings import Checked, setting
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import LengthClassifier, PositionKind
@@ -29,13 +28,11 @@ from specjax.training.data import from_function
 from specjax.training.draft_features import (
     ContinuedPrompt,
     DraftFeatures,
-    check_vocabularies,
     read_drafts,
     split_by_prompt,
 )
 from specjax.training.loop import LoopOptions, train
 from specjax.training.losses import LossFn
-from specjax.training.run_folder import check_out
 
 Ids = Sequence[int]
 Generate = Callable[[Sequence[Ids]], Sequence[Ids]]  # prompts -> their continuations
@@ -61,19 +58,22 @@ def train_classifier(
     prompts: Sequence[Ids],
     generate: Generate,
     settings: ClassifierTraining,
-    out: str | Path,
+    out: Path,
     resume: bool = False,
 ) -> TrainedClassifier:
     """Trains a classifier on the draft's mistakes in the target's texts, in the run folder `out`.
 
     `generate` returns the target's greedy continuations of all prompts, with the end token.
     """
-    out = expand_user(out)
-    check_out(out, resume, CLASSIFIER)  # before the slow part
-    check_vocabularies(target, draft)
+    sizes = [model.model.config.vocab_size for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise SpecjaxError(
+            f"the draft has a vocabulary of {sizes[1]} tokens, the target one of {sizes[0]}; give "
+            "a draft that shares the target's tokenizer"
+        )
     continuations = generate(prompts)
     texts = [ContinuedPrompt(*pair) for pair in zip(prompts, continuations, strict=True)]
-    data = read_drafts(texts, target, draft, settings.position)
+    data = read_drafts(texts, draft, settings.position)
     params, scores = fit(data, settings, out, resume)
     trained = TrainedClassifier(
         params=params,
