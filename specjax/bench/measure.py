@@ -99,14 +99,12 @@ def batches_of(prompts: Iterable[TaskPrompt], batch_size: int = 1) -> list[Batch
     return batches
 
 
-def warm_up(contestants: Sequence[Contestant], batch: Batch) -> dict[str, Program]:
-    """Compiles every contestant and runs it once; returns its programs by name."""
-    programs = {}
-    for contestant in contestants:
-        prepared = contestant.prepare([prompt.ids for prompt in batch])
-        programs[contestant.name] = contestant.compile(prepared)
-        contestant.read(contestant.decode(contestant.prefill(prepared)))
-    return programs
+def warm_up(contestant: Contestant, batch: Batch) -> Program:
+    """Compiles a contestant, runs it once, and returns its program."""
+    prepared = contestant.prepare([prompt.ids for prompt in batch])
+    program = contestant.compile(prepared)
+    contestant.read(contestant.decode(contestant.prefill(prepared)))
+    return program
 
 
 def measure_trials(

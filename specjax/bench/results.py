@@ -48,10 +48,9 @@ class Results:
         """Returns the programs of each method."""
         return dict(self._under(condition, PROGRAMS, _program))
 
-    def add_programs(self, condition: Condition, programs: Mapping[str, Program]) -> None:
-        """Keeps compile time and memory of each method."""
-        for method, program in programs.items():
-            self._append(PROGRAMS, condition, {"method": method, **program._asdict()})
+    def add_program(self, condition: Condition, method: str, program: Program) -> None:
+        """Keeps compile time and memory of a method."""
+        self._append(PROGRAMS, condition, {"method": method, **program._asdict()})
 
     def samples(self, condition: Condition, batches: Sequence[Batch]) -> list[Sample]:
         """Returns the finished runs; `batches` are those of the benchmark."""

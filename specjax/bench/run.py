@@ -222,9 +222,9 @@ class Benchmark:
             return
         programs = self.results.programs(condition)
         for contestant in with_progress(contestants, f"{condition}: compiling"):
-            fresh = warm_up([contestant], batches[0])
+            program = warm_up(contestant, batches[0])
             if contestant.name not in programs:
-                self.results.add_programs(condition, fresh)
+                self.results.add_program(condition, contestant.name, program)
         trials = measure_trials(
             contestants,
             batches,

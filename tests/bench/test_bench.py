@@ -96,7 +96,7 @@ def contestants_of(target, requests, temperature=0.0, batch_size=1, **changes):
 
 def compared(contestants, requests, num_runs, batch_size=1):
     batches = batches_of(requests, batch_size)
-    programs = warm_up(contestants, batches[0])
+    programs = {each.name: warm_up(each, batches[0]) for each in contestants}
     return summarise(measure(contestants, batches, num_runs), programs)
 
 
@@ -196,7 +196,7 @@ def test_different_tokens_are_reported(target, requests):
 def test_compiling_in_a_measured_run_is_reported(target, requests):
     plain = replace(contestants_of(target, requests)[0], padded_length=8)
     batches = batches_of(requests[:2])
-    programs = warm_up([plain], batches[0])
+    programs = {plain.name: warm_up(plain, batches[0])}
     samples = measure([plain], batches, num_runs=2)  # 16 slots, then 24: a new program
     assert [sample.num_compiled > 0 for sample in samples] == [False, True, False, False]
     [line] = problems(summarise(samples, programs))
