@@ -155,12 +155,8 @@ class Runner:
 
     def num_drafting_rounds(self, prepared: Prepared) -> int:
         """Counts the rounds of a single sequence that draft anything."""
-        state = self.prefill(prepared)
-        drafted = [0]
-        while not bool(state.is_done[0]):
-            state = self.engine.run(self.params, state, len(drafted))
-            drafted.append(int(state.stats.drafted[0]))
-        return len(set(drafted)) - 1
+        rounds = stream_states(self.engine, self.params, self.prefill(prepared), rounds_per_call=1)
+        return len({int(state.stats.drafted[0]) for _, state in rounds} - {0})
 
 
 def trial_key(seed: int, trial: Trial) -> Key[Array, ""]:
