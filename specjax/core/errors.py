@@ -62,11 +62,10 @@ def check_characters(name: str, text: str) -> None:
         raise SpecjaxError(f"{name} has an unpaired surrogate; pass whole characters")
 
 
-def check_at_least(name: str, value: float | int, minimum: int, why: str = "") -> None:
+def check_at_least(name: str, value: float | int, minimum: int) -> None:
     """Raises SpecjaxError if the setting `name` is below its minimum."""
     if value < minimum:
-        reason = f": {why}" if why else ""
-        raise SpecjaxError(f"{name} {value} must be at least {minimum}{reason}")
+        raise SpecjaxError(f"{name} {value} must be at least {minimum}")
 
 
 def check_whole(name: str, value: Any, minimum: int) -> None:
