@@ -3,9 +3,8 @@
 import pytest
 
 from recipes.papers.lengths import LENGTHS, MAX_LENGTHS, THRESHOLDS, tune_length
-from specjax.bench.results import Point
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.tuning.runs import Workload
+from specjax.tuning.runs import Point, Workload
 from tests.loading.tiny import tiny
 
 FASTEST = (3, 0.3, 10)

@@ -157,14 +157,6 @@ def read_samples(path: Path) -> dict[Condition, list[Sample]]:
     return samples
 
 
-class Point(NamedTuple):
-    """The outcome of one value of a setting over all prompts."""
-
-    value: Any
-    accepted_length: float
-    tokens_per_second: float  # prefill counts, compiling does not
-
-
 # ---- Lines of the files --------------------------------------------------------------------------
 
 

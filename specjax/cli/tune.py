@@ -10,9 +10,8 @@ from tyro.conf import UseAppendAction, arg
 
 from specjax.bench.measure import with_progress
 from specjax.bench.options import MethodVariant, names_in, parse_variants
-from specjax.bench.report.tables import Grid, number, sweep_table
+from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
-from specjax.bench.results import Point
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
 from specjax.core.files import check_writable, expand_user
@@ -24,7 +23,7 @@ from specjax.loading.tuned import AUTO, Tuned
 from specjax.models.fingerprint import fingerprint
 from specjax.tuning.induction_heads import answers, count_copies, ranked
 from specjax.tuning.machine import Result, tune_machine
-from specjax.tuning.runs import Workload
+from specjax.tuning.runs import Point, Workload
 from specjax.tuning.settings import tune_attention, tune_hidden
 
 
@@ -147,17 +146,20 @@ TUNE_COMMANDS: dict[str, type] = {
 
 def show_sweep(title: str, setting: str, points: Sequence[Point]) -> None:
     """Prints the figures of all values of a setting."""
-    print_grid(sweep_table(title, setting, points))
+    rows = [(str(point.value), *_figures(point)) for point in points]
+    print_grid(Grid(title, (setting, "accepted length", "tokens/s"), rows))
 
 
 def show_results(title: str, results: Sequence[Result]) -> None:
     """Prints a title, and results as a table."""
     columns = ("candidate", "x plain", "accepted length", "tokens/s") if results else ("",)
-    rows = []
-    for result in results:
-        figures = number(result.speed), number(result.accepted_length)
-        rows.append((result.name, *figures, f"{result.tokens_per_second:.0f}"))
+    rows = [(result.name, number(result.speed), *_figures(result)) for result in results]
     print_grid(Grid(title, columns, rows))
+
+
+def _figures(outcome: Point | Result) -> tuple[str, str]:
+    """Formats accepted length and tokens per second."""
+    return number(outcome.accepted_length), number(outcome.tokens_per_second, 0)
 
 
 def _absolute(variant: MethodVariant) -> MethodVariant:

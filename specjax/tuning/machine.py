@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specjax.bench.measure import PLAIN, Sample, with_progress
+from specjax.bench.measure import PLAIN, with_progress
 from specjax.bench.options import MethodVariant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
@@ -23,7 +23,7 @@ from specjax.loading.drafters import load_drafter, settings_of
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.run.runner import Runner
-from specjax.tuning.runs import Workload, samples_by_prompt
+from specjax.tuning.runs import SamplesByPrompt, Workload, figures, samples_by_prompt
 
 FIRST_PROMPTS = 2  # that all candidates run
 NUM_REPEATS = 3  # runs of a prompt; their median counts
@@ -41,7 +41,6 @@ class Result(NamedTuple):
 
 
 Report = Callable[[str, Sequence[Result]], None]  # called with a title, and results or none
-SamplesByPrompt = list[list[Sample]]  # of a runner: per prompt, its repeats
 
 
 @dataclass(frozen=True)
@@ -164,12 +163,7 @@ def _result(name: str, runs: SamplesByPrompt, plain: SamplesByPrompt) -> Result:
         median(other.speed / run.speed for run, other in zip(repeats, others, strict=True))
         for repeats, others in zip(runs, plain, strict=True)
     ]
-    tokens = sum(repeats[0].num_tokens for repeats in runs)
-    rounds = sum(repeats[0].passes for repeats in runs)
-    seconds = sum(
-        repeats[0].num_tokens * median(1 / run.speed for run in repeats) for repeats in runs
-    )
-    return Result(name, 1 / fmean(relative), tokens / rounds, tokens / seconds)
+    return Result(name, 1 / fmean(relative), *figures(runs))
 
 
 def break_even(runner: Runner, plain: Runner, workload: Workload) -> float:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
-from specjax.bench.results import Point
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
@@ -17,6 +17,17 @@ from specjax.run.runner import Runner
 from specjax.run.tasks import read_tasks, task_prompts
 
 Ids = Sequence[int]  # a prompt in tokens
+SamplesByPrompt = list[list[Sample]]  # of a runner: per prompt, its repeats
+
+
+class Point(NamedTuple):
+    """The outcome of one value of a setting over all prompts."""
+
+    value: Any
+    accepted_length: float
+    tokens_per_second: float  # prefill counts, compiling does not
+
+
 Report = Callable[[str, str, Sequence[Point]], None]  # called with title, setting and points
 
 
@@ -54,13 +65,8 @@ class Workload:
         named = with_progress(candidates.items(), "Compiling candidates")
         runners = [self.runner(str(value), *candidate) for value, candidate in named]
         measured = samples_by_prompt(runners, self.prompts)
-        points = []
-        for value, samples in zip(candidates, measured, strict=True):
-            tokens = sum(sample.num_tokens for [sample] in samples)
-            accepted_length = tokens / sum(sample.passes for [sample] in samples)
-            seconds = sum(sample.seconds for [sample] in samples)
-            points.append(Point(value, accepted_length, tokens / seconds))
-        return points
+        pairs = zip(candidates, measured, strict=True)
+        return [Point(value, *figures(samples)) for value, samples in pairs]
 
     def pick(
         self,
@@ -80,11 +86,21 @@ class Workload:
 
 def samples_by_prompt(
     runners: Sequence[Runner], prompts: Sequence[Ids], num_runs: int = 1
-) -> list[list[list[Sample]]]:
-    """Runs all runners on all prompts in turn; returns, by runner and prompt, all repeats."""
+) -> list[SamplesByPrompt]:
+    """Runs all runners on all prompts in turn; returns the samples of each runner."""
     samples = measure(runners, [(TaskPrompt("", tuple(ids)),) for ids in prompts], num_runs)
     by_prompt: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
         by_prompt.setdefault((sample.method, sample.number), []).append(sample)
     numbers = range(len(prompts))
     return [[by_prompt[runner.name, number] for number in numbers] for runner in runners]
+
+
+def figures(samples: SamplesByPrompt) -> tuple[float, float]:
+    """Returns accepted length and tokens per second; of the repeats the median counts."""
+    tokens = sum(repeats[0].num_tokens for repeats in samples)
+    passes = sum(repeats[0].passes for repeats in samples)
+    seconds = sum(
+        repeats[0].num_tokens * median(1 / run.speed for run in repeats) for repeats in samples
+    )
+    return tokens / passes, tokens / seconds

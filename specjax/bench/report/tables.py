@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from specjax.bench.checks import same
-from specjax.bench.results import Point
 from specjax.bench.summary import Measurement
 from specjax.decoding.sampling import Sampling
 
@@ -128,12 +127,3 @@ def depth_table(rows: Sequence[Measurement]) -> Grid:
         "Acceptance rate by depth: of the rounds that got that far, the share that accepted more"
     )
     return _crossed(caption, values)
-
-
-def sweep_table(title: str, setting: str, points: Sequence[Point]) -> Grid:
-    """Makes the table of accepted length and tokens per second by the value of a setting."""
-    cells = [
-        [str(point.value), number(point.accepted_length), number(point.tokens_per_second, 0)]
-        for point in points
-    ]
-    return Grid(title, [setting, "accepted length", "tokens/s"], cells)
