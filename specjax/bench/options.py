@@ -140,11 +140,6 @@ def parse_variants(
     from specjax.loading.methods import METHODS
 
     names, sources = _method_names(methods), sources_in(drafters)
-    if ALL_METHODS in sources:
-        raise SpecjaxError(
-            f"--drafter {ALL_METHODS}={sources[ALL_METHODS]} must name one method: the one that "
-            "reads it"
-        )
     settings_of: dict[str, list[str]] = {}
     for assignment in settings:
         name, dot, setting = assignment.partition(".")
@@ -156,10 +151,8 @@ def parse_variants(
     variants = {}
     for name in {**names, **sources, **settings_of}:
         method, values = names.get(name, name), {}
-        if name in settings_of:
-            values = METHODS.read_settings(method, settings_of[name])
-        elif name != ALL_METHODS:
-            METHODS.check(method, {})
+        if name != ALL_METHODS or name in {**sources, **settings_of}:  # which are of one method
+            values = METHODS.read_settings(method, settings_of.get(name, ()))
         variants[name] = MethodVariant(method, sources.get(name), values)
     return variants
 

@@ -405,7 +405,7 @@ def test_chats_take_a_system_message_and_another_template(target, tmp_path):
         ({"runs": 0}, "`runs` must be at least 1, got 0"),
         ({"temperature": "0,hot"}, "'0,hot' must list different numbers"),
         ({"batch": "1,two"}, "must list different whole numbers"),
-        ({"drafter": ("all=folder",)}, "--drafter all=folder must name one method"),
+        ({"drafter": ("all=folder",)}, "method 'all' is unknown"),
         ({"set": ("pld.num_tokens",)}, "is not NAME=VALUE"),
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
         ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; its settings"),
