@@ -142,23 +142,19 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 
 
 def _read_file(path: Path) -> str:
+    from specjax.data.records import reading
+
     name = "standard input" if path == STDIN else f"--prompt-file {path}"
-    try:
-        with (
-            nullcontext(sys.stdin.buffer) if path == STDIN else expand_user(path).open("rb") as file
-        ):
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or error
-        raise SpecjaxError(f"{name} cannot be read ({reason}); check the path") from None
-    if len(content) > MAX_BYTES:
-        raise SpecjaxError(f"{name} has more than {MAX_BYTES >> 20} MiB; pass a shorter text")
-    if not content and path != STDIN:
-        raise SpecjaxError(f"{name} is empty; write some text into it")
-    try:
+    with (
+        reading(name),
+        nullcontext(sys.stdin.buffer) if path == STDIN else expand_user(path).open("rb") as file,
+    ):
+        content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise SpecjaxError(f"{name} has more than {MAX_BYTES >> 20} MiB; pass a shorter text")
+        if not content and path != STDIN:
+            raise SpecjaxError(f"{name} is empty; write some text into it")
         return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise SpecjaxError(f"{name} is not UTF-8 text; convert it first") from None
 
 
 def _piped_text() -> str:

@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def readable(path: str | Path) -> Iterator[None]:
     """Turns an OSError in the block into a SpecjaxError that names the file, or else `path`."""
     try:
         yield

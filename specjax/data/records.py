@@ -105,7 +105,7 @@ def good_records(
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
+def reading(file: str | Path) -> Iterator[None]:
     """Turns a failure to read `file` as UTF-8 in the block into a SpecjaxError that names it."""
     try:
         with readable(file):
