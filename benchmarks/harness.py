@@ -13,7 +13,7 @@ import tyro
 from jaxtyping import Array, Float, Key
 
 from specjax import LoadedTarget, SpecjaxError, Transformer, TransformerConfig
-from specjax.core.errors import check_at_least, exit_code
+from specjax.core.errors import check_whole, exit_code
 from specjax.run.distillation import answers_of
 from specjax.run.tasks import TaskPrompt, read_tasks, task_prompts
 
@@ -30,7 +30,7 @@ def main(run: Callable[[OptionsType], Any], options: type[OptionsType], doc: str
 def at_least_1(options: Any, *names: str) -> None:
     """Raises SpecjaxError unless each of these options is at least 1."""
     for name in names:
-        check_at_least(name, getattr(options, name), 1)
+        check_whole(name, getattr(options, name), 1)
 
 
 def check_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -62,17 +62,12 @@ def check_characters(name: str, text: str) -> None:
         raise SpecjaxError(f"{name} has an unpaired surrogate; pass whole characters")
 
 
-def check_at_least(name: str, value: float | int, minimum: int) -> None:
-    """Raises SpecjaxError if the setting `name` is below its minimum."""
-    if value < minimum:
-        raise SpecjaxError(f"{name} {value} must be at least {minimum}")
-
-
 def check_whole(name: str, value: Any, minimum: int) -> None:
     """Raises SpecjaxError unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise SpecjaxError(f"{name} {value!r} is not a whole number; pass one")
-    check_at_least(name, int(value), minimum)
+    if value < minimum:
+        raise SpecjaxError(f"{name} {value} must be at least {minimum}")
 
 
 def check_ids(name: str, ids: Any, vocab_size: int) -> None:

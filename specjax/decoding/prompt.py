@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from specjax.core.chat import VICUNA, chat_ids
-from specjax.core.errors import SpecjaxError, check_at_least, check_characters
+from specjax.core.errors import SpecjaxError, check_characters, check_whole
 from specjax.core.pytree import pytree
 
 __all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
@@ -29,7 +29,7 @@ def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
     Raises:
         SpecjaxError: for a bucket below 1, no prompts, an empty one, or one without token ids.
     """
-    check_at_least("bucket", bucket, 1)
+    check_whole("bucket", bucket, 1)
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sized):
         raise SpecjaxError(f"ids is of type {type(ids).__name__}; pass a list of lists of ids")
     if len(ids) == 0:

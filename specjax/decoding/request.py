@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from specjax.core.errors import SpecjaxError, check_at_least, check_ids, check_type
+from specjax.core.errors import SpecjaxError, check_ids, check_type, check_whole
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Sampling
@@ -23,7 +23,7 @@ from specjax.models.target import Target
 
 def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: int) -> None:
     """Validates the target's part of a request; under an outer `jit` only the shapes."""
-    check_at_least("max_new_tokens", max_new_tokens, 1)
+    check_whole("max_new_tokens", max_new_tokens, 1)
     target.check(params)
     if not jnp.issubdtype(dtype := target.dtype(params), jnp.floating):
         raise SpecjaxError(f"the target's params are of dtype {dtype}; pass floats")

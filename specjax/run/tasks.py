@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.core.chat import Message, chat_ids, opening_ids
-from specjax.core.errors import SpecjaxError, check_at_least, errors_at, warn
+from specjax.core.errors import SpecjaxError, check_whole, errors_at, warn
 from specjax.data.task_files import TASKS, read_questions
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
@@ -64,7 +64,7 @@ def read_tasks(
     question, or else the name of the file. `seed` selects among pocket's tasks, and `is_validation`
     takes those for tuning; other sources have one set.
     """
-    check_at_least("limit", limit, 1)
+    check_whole("limit", limit, 1)
     if source == POCKET:
         return tuple(_pocket_tasks(limit, seed, is_validation))
     kept: dict[str, list[Task]] = {}

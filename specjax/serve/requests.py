@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specjax.core.chat import Message
-from specjax.core.errors import SpecjaxError, check_at_least
+from specjax.core.errors import SpecjaxError, check_whole
 from specjax.core.settings import declared_fields
 from specjax.data.conversations import read_messages
 from specjax.decoding.prompt import encode
@@ -68,7 +68,7 @@ def read_request(
         raise SpecjaxError(f"seed must be at least 0 and below {2**32}, got {seed}")
     max_tokens = _field(values, "max_tokens", int, None)
     max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
-    check_at_least("max_tokens", 1 if max_tokens is None else max_tokens, 1)
+    check_whole("max_tokens", 1 if max_tokens is None else max_tokens, 1)
     if is_chat:
         prompts = (chat_ids(read_messages(_field(values, "messages", list, []))),)
     else:
