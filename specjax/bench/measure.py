@@ -132,13 +132,6 @@ def measure_trials(
             yield [_timed(contestant, batches[number], number, repeat) for contestant in order]
 
 
-def measure(
-    contestants: Sequence[Contestant], batches: Sequence[Batch], num_runs: int
-) -> list[Sample]:
-    """Runs all contestants on all batches in turn; see `measure_trials`."""
-    return [run for trial in measure_trials(contestants, batches, num_runs) for run in trial]
-
-
 def _timed(contestant: Contestant, batch: Batch, number: int, repeat: int) -> Sample:
     prepared = contestant.prepare([prompt.ids for prompt in batch], (number, repeat))
     num_before = compilations()[COMPILED]

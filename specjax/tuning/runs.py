@@ -6,7 +6,7 @@ from itertools import chain, groupby, zip_longest
 from statistics import median
 from typing import Any, NamedTuple
 
-from specjax.bench.measure import Sample, TaskPrompt, measure, with_progress
+from specjax.bench.measure import Sample, TaskPrompt, measure_trials, with_progress
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.prompt import padded_length
 from specjax.decoding.sampling import Sampling
@@ -88,9 +88,9 @@ def samples_by_prompt(
     runners: Sequence[Runner], prompts: Sequence[Ids], num_runs: int = 1
 ) -> list[SamplesByPrompt]:
     """Runs all runners on all prompts in turn; returns the samples of each runner."""
-    samples = measure(runners, [(TaskPrompt("", tuple(ids)),) for ids in prompts], num_runs)
+    batches = [(TaskPrompt("", tuple(ids)),) for ids in prompts]
     by_prompt: dict[tuple[str, int], list[Sample]] = {}
-    for sample in samples:
+    for sample in chain.from_iterable(measure_trials(runners, batches, num_runs)):
         by_prompt.setdefault((sample.method, sample.number), []).append(sample)
     numbers = range(len(prompts))
     return [[by_prompt[runner.name, number] for number in numbers] for runner in runners]

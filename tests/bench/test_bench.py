@@ -17,7 +17,7 @@ from specjax.bench import bandwidth
 from specjax.bench import run as run_module
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.bench.checks import problems
-from specjax.bench.measure import batches_of, measure, measure_trials, warm_up
+from specjax.bench.measure import batches_of, measure_trials, warm_up
 from specjax.bench.options import BenchOptions, default_methods, variants_for
 from specjax.bench.report.terminal import table
 from specjax.bench.results import Condition, read_results, read_samples
@@ -92,6 +92,10 @@ def contestants_of(target, requests, temperature=0.0, batch_size=1, **changes):
     return make_contestants(
         target, replace(OPTIONS, **changes), requests, Condition(temperature, batch_size)
     )
+
+
+def measure(contestants, batches, num_runs):
+    return [run for trial in measure_trials(contestants, batches, num_runs) for run in trial]
 
 
 def compared(contestants, requests, num_runs, batch_size=1):
