@@ -10,8 +10,7 @@ from recipes.smollm2.many_heads import ALL_RUNS, start_of
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import ALL
-from specjax.core.files import write_whole
-from specjax.data.records import read_text
+from specjax.core.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

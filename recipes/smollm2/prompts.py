@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax import SpecjaxError
-from specjax.data.records import read_text
+from specjax.core.files import read_text
 
 
 def problems_in(folder: Path, ids: range) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipes.smollm2.prompts import problems_in, rows_of, statement_of
 from specjax import SpecjaxError
-from specjax.data.records import read_text
+from specjax.core.files import read_text
 
 PER_KIND = 4
 NUM_EDITED_WORDS = 60

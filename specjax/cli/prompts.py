@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
+from specjax.core.files import expand_user, reading
 
 if TYPE_CHECKING:
     from specjax.core.chat import Message
@@ -142,8 +142,6 @@ def _parse_ids(text: str) -> tuple[int, ...]:
 
 
 def _read_file(path: Path) -> str:
-    from specjax.data.records import reading
-
     name = "standard input" if path == STDIN else f"--prompt-file {path}"
     with (
         reading(name),

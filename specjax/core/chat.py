@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from specjax.core.errors import SpecjaxError, check_characters, warn_once
-from specjax.core.files import expand_user, readable
+from specjax.core.files import expand_user, read_text
 from specjax.core.interrupts import bounded
 
 MAX_SECONDS = 10.0  # to format one chat; an endless template is stopped
@@ -103,8 +103,7 @@ def read_template(name: str) -> str:
         raise SpecjaxError(
             f"--chat-template {name!r} is neither a file nor one of {', '.join(TEMPLATES)}"
         )
-    with readable(path):
-        return TEMPLATES.get(name) or path.read_text(encoding="utf-8")
+    return TEMPLATES.get(name) or read_text(path)
 
 
 def with_template(tokenizer: Any, name: str) -> Any:

@@ -53,6 +53,16 @@ def readable(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
+def reading(file: str | Path) -> Iterator[None]:
+    """Turns a failure to read `file` as UTF-8 in the block into a SpecjaxError that names it."""
+    try:
+        with readable(file):
+            yield
+    except UnicodeDecodeError:
+        raise SpecjaxError(f"{file} is not UTF-8 text; convert it or leave it out") from None
+
+
+@contextmanager
 def writable(path: Path) -> Iterator[None]:
     """Turns a failure to write in the block into a SpecjaxError that names `path`."""
     try:
@@ -122,6 +132,12 @@ def bounded_lines(file: BufferedIOBase, name: str | Path) -> Iterator[bytes]:
                 "per line"
             )
         yield line
+
+
+def read_text(file: Path) -> str:
+    """Returns the content of a text file."""
+    with reading(file):
+        return read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
-from specjax.data.records import Record, content_text, good_records, read_records, read_text
+from specjax.core.files import expand_user, read_text
+from specjax.data.records import Record, content_text, good_records, read_records
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them

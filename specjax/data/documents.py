@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import expand_user
-from specjax.data.records import content_text, good_records, read_records, read_text, reading
+from specjax.core.files import expand_user, read_text, reading
+from specjax.data.records import content_text, good_records, read_records
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
 TURN_KEYS = ("messages", "conversations")  # the same, of a chat

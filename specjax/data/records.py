@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +21,7 @@ from specjax.core.files import (
     expand_user,
     read_bytes,
     read_rest,
-    readable,
+    reading,
 )
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -102,22 +101,6 @@ def good_records(
         raise SpecjaxError(f"{source} holds no {what}{first or ' (it is empty)'}; {advice}")
     if num_bad:
         complain(f"left out {num_bad} of {num_good + num_bad} records of {source}")
-
-
-@contextmanager
-def reading(file: str | Path) -> Iterator[None]:
-    """Turns a failure to read `file` as UTF-8 in the block into a SpecjaxError that names it."""
-    try:
-        with readable(file):
-            yield
-    except UnicodeDecodeError:
-        raise SpecjaxError(f"{file} is not UTF-8 text; convert it or leave it out") from None
-
-
-def read_text(file: Path) -> str:
-    """Returns the content of a text file."""
-    with reading(file):
-        return read_bytes(file, MAX_TEXT_BYTES).decode("utf-8-sig")
 
 
 def content_text(content: Any) -> str | None:

@@ -414,6 +414,7 @@ def test_chats_take_a_system_message_and_another_template(target, tmp_path):
         ({"set": ("num_tokens=3",)}, "'num_tokens=3' is not METHOD.NAME=VALUE"),
         ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; its settings"),
         ({"tasks": "no/such/file"}, "does not exist"),
+        ({"chat_template": "latin"}, "latin is not UTF-8 text"),
         ({"peers": "transformers,transformers"}, "must list different libraries"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),
@@ -423,6 +424,7 @@ def test_chats_take_a_system_message_and_another_template(target, tmp_path):
 def test_options_that_cannot_be_served_need_no_target(tmp_path, monkeypatch, changes, message):
     monkeypatch.chdir(tmp_path)
     Path("tasks.jsonl").write_text('{"prompt": "total(values)"}')
+    Path("latin").write_bytes("größer".encode("latin-1"))
     options = replace(OPTIONS, **({"tasks": "tasks.jsonl"} | changes))
     with pytest.raises(SpecjaxError, match=message):
         run_bench(lambda: pytest.fail("loaded"), options)
