@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax.bench.measure import PLAIN
 from specjax.bench.summary import TextMatch, TextPair, exactly
+from specjax.core.text import num_equal
 from specjax.decoding.prompt import Prompt, from_ids
 from specjax.decoding.sampling import MIN_TEMPERATURE, Draw, Sampling, sequence_keys
 from specjax.decoding.widths import padded_pass_width, run_padded
@@ -24,7 +25,6 @@ from specjax.models.quantize import compute_dtype
 from specjax.models.target import Taps, causal_rows
 from specjax.models.transformer import Transformer
 from specjax.run.runner import trial_key
-from specjax.run.text import num_equal
 
 # The maximum difference of a near tie's logits, in units in the last place of the largest logit.
 # Random models of 6 and 12 layers in bfloat16 never differed by more than 1.4.

@@ -15,11 +15,10 @@ from specjax.bench.acceptance import advice_on
 from specjax.cli.generation import GenerationRequest, TimedText
 from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.cli.prompts import INSTRUCTION, Source
-from specjax.core.text import safe_console, token_texts
+from specjax.core.text import num_equal, safe_console, token_texts
 from specjax.decoding.automaton import Grammar
 from specjax.decoding.sampling import LOSSY
 from specjax.run.runner import TimedRun
-from specjax.run.text import num_equal
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ def token_ids(tokenizer: Any, words: Iterable[str | Sequence[int]]) -> tuple[tup
     return tuple(dict.fromkeys(map(tuple, ids)))
 
 
+def num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Returns the number of tokens that two texts both begin with."""
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(others)))
+
+
 def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """Returns the text that each token adds; a character belongs to the token that completes it."""
     growing = GrowingText(tokenizer)

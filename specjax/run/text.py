@@ -205,13 +205,6 @@ def completion(
     )
 
 
-def num_equal(tokens: Sequence[int] | np.ndarray, others: Sequence[int] | np.ndarray) -> int:
-    """Returns the number of tokens that two texts both begin with."""
-    length = min(len(tokens), len(others))
-    different = np.flatnonzero(np.asarray(tokens[:length]) != np.asarray(others[:length]))
-    return int(different[0]) if len(different) else length
-
-
 def _logprobs(
     generation: Generation, sequence: int, tokens: Sequence[int], records: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], ...] | None:

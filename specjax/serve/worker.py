@@ -14,10 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.text import EndingText
+from specjax.core.text import EndingText, num_equal
 from specjax.decoding.automaton import Automaton
 from specjax.decoding.continuous import Batch
 from specjax.decoding.drafter import Drafter, Params
@@ -28,7 +27,7 @@ from specjax.decoding.state import Prefix
 from specjax.loading.grammar import load_grammar
 from specjax.loading.targets import LoadedTarget
 from specjax.run.engines import make_engine
-from specjax.run.text import Completion, completion, num_equal
+from specjax.run.text import Completion, completion
 from specjax.serve.requests import COMPLETION_TOKENS, TextRequest
 
 SHORTEST_PREFIX = 32  # tokens of an earlier text that are worth reusing
@@ -95,7 +94,7 @@ class Worker:
         self._is_stopped = False
         self._waiting: list[Job] = []
         self._has_changed = threading.Condition()  # guards the list
-        self._prefixes: deque[tuple[np.ndarray, Prefix]] = deque(maxlen=prefixes)
+        self._prefixes: deque[tuple[tuple[int, ...], Prefix]] = deque(maxlen=prefixes)
         self._programs: set[Any] = set()
         self._grammar = lru_cache(MAX_GRAMMARS)(self._load_grammar)
         self._thread = threading.Thread(target=self._work, name="specjax", daemon=True)
@@ -222,7 +221,7 @@ class Worker:
 
     def _keep(self, job: Job, part: Completion, prefix: Prefix) -> None:
         """Keeps a text in the place of those that it continues, or of the oldest."""
-        text = np.array([*job.ids, *part.tokens])
+        text = (*job.ids, *part.tokens)
         others = [kept for kept in self._prefixes if num_equal(text, kept[0]) < len(kept[0])]
         self._prefixes.clear()
         self._prefixes.extend([*others, (text, prefix)])

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int32
 
 from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
+from specjax.core.text import num_equal
 from specjax.data.conversations import ASSISTANT, Conversation, messages_of
 from specjax.data.records import Record, good_records
 
@@ -149,9 +150,7 @@ def _with_prefixes(
 
     def tokens_before(character: int) -> int:
         prefix = encode_chat(tokenizer, text[:character], verbose=False)["input_ids"]
-        count = min(len(ids), len(prefix))
-        differing = np.flatnonzero(np.asarray(ids[:count]) != np.asarray(prefix[:count]))
-        return int(differing[0]) if differing.size else count
+        return num_equal(ids, prefix)
 
     return ids, [(tokens_before(start), tokens_before(end)) for start, end in spans]
 
