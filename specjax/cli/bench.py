@@ -14,8 +14,8 @@ from specjax.cli.decoding_options import PassOptions
 class BenchCommand(PassOptions, BenchOptions):
     """Measure methods and plain decoding in turn on the same prompts, and compare medians.
 
-    specjax bench
-    specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench
+      specjax bench
+      specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench
     """
 
     @property
