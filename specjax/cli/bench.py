@@ -14,6 +14,8 @@ from specjax.cli.decoding_options import PassOptions
 class BenchCommand(PassOptions, BenchOptions):
     """Measure methods and plain decoding in turn on the same prompts, and compare medians.
 
+    With --out, the same command resumes an interrupted benchmark.
+
       specjax bench
       specjax bench --methods pld,eagle2 --tasks humaneval.jsonl --out runs/bench
     """

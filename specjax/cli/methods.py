@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class Methods:
     """List the drafting methods; with METHOD, show its needs and settings.
 
-    specjax methods
-    specjax methods eagle2 --target FOLDER
+    Defaults are those of this machine.
+
+      specjax methods
+      specjax methods eagle2 --target FOLDER
     """
 
     method: Annotated[Positional[str | None], arg(metavar="METHOD")] = None
