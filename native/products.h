@@ -106,6 +106,7 @@ struct Int4 {
 template <class Reader, bool kFromMemory = true>
 struct Chain : Reader {
   static constexpr bool kFetches = kFromMemory;
+  static constexpr bool kWidens = Reader::kBytesOfPair < 128;  // into floats
   struct Row {
     float even, odd;
   };
@@ -118,7 +119,7 @@ struct Chain : Reader {
 #if defined(__AVX512BF16__)
 // Multiply rows of bfloat16 pair by pair, with codes that bfloat16 holds exactly.
 struct Dot {
-  static constexpr bool kFetches = true;
+  static constexpr bool kFetches = true, kWidens = false;
   using Row = uint32_t;
   static void add(Floats& sum, const Row* row, __m512bh weights) {
     sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*row), weights);
@@ -270,7 +271,7 @@ void compute_panels(const Weight& weight, int64_t first, int64_t last, const Row
     for (; rows.count == 1 && panel + 2 <= last; panel += 2)
       compute_tile<R, 1, 2>(weight, panel, rows, 0, 1, out + (panel - first) * kPanel, stride);
   // With many tiles it is faster to widen a panel once than in each of them.
-  if constexpr (R::kBytesOfPair < 128 && sizeof(typename R::Row) == 8)
+  if constexpr (R::kWidens)
     if (rows.count > 4 * rows.tile) {
       thread_local std::vector<float> space;
       space.resize(std::max<size_t>(space.size(), weight.pairs * 2 * kPanel));
