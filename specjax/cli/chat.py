@@ -4,12 +4,14 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from specjax.cli.decoding_options import DecodingOptions
 from specjax.core.errors import SpecjaxError
+from specjax.core.interrupts import Stopped, on_signal, stop
 
 if TYPE_CHECKING:
     from specjax.decoding.prompt import Prompt
@@ -59,20 +61,25 @@ class Chat(DecodingOptions):
                 continue
             messages.append({"role": "user", "content": text})
             try:
-                request = request_for(_prompt(target, messages))
-                runner = replace(request.runner, seed=self.seed + len(messages))
-                request = replace(request, runner=runner, is_turn=True, earlier=state)
-                request.check()
-                shape = request.prompt.tokens.shape
-                if shape not in compiled:
-                    with output.busy("compiling"):
-                        request.compile()
-                    compiled.add(shape)
-                run = output.stream(request)
-                state, result = run.state, timed_text(request, [run])
-            except (SpecjaxError, KeyboardInterrupt) as error:
+                with on_signal(stop):  # the next answer can be interrupted again
+                    request = request_for(_prompt(target, messages))
+                    runner = replace(request.runner, seed=self.seed + len(messages))
+                    request = replace(request, runner=runner, is_turn=True, earlier=state)
+                    request.check()
+                    shape = request.prompt.tokens.shape
+                    if shape not in compiled:
+                        with output.busy("compiling"):
+                            request.compile()
+                        compiled.add(shape)
+                    run = output.stream(request)
+                    state, result = run.state, timed_text(request, [run])
+            except (SpecjaxError, Stopped) as error:
+                if isinstance(error, Stopped) and error.number != SIGINT:
+                    raise
                 messages.pop()
-                output.notes.print(f"no answer kept: {error or 'interrupted'}; /new starts again")
+                output.notes.print(
+                    f"no answer kept: {str(error) or 'interrupted'}; /new starts again"
+                )
                 continue
             messages.append({"role": "assistant", "content": result.text or ""})
             output.notes.print(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from importlib import resources
 from io import StringIO
 from itertools import groupby
@@ -203,6 +204,24 @@ def test_a_chat_keeps_no_answer_without_room_and_warns_of_lossy_text(tiny, capsy
     notes = capsys.readouterr().err
     assert notes.count("no answer kept") == 1 and "exceed the model's 320 positions" in notes
     assert notes.count("LOSSY") == 2
+
+
+def test_ctrl_c_drops_each_answer_of_a_chat_and_another_signal_ends_it(
+    tiny, capsys, monkeypatch, request
+):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    numbers = iter([signal.SIGINT, signal.SIGINT, signal.SIGTERM])
+
+    def interrupted(*_):
+        number = next(numbers)
+        assert callable(signal.getsignal(number))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("specjax.cli.chat._prompt", interrupted)
+    monkeypatch.setattr("sys.stdin", StringIO("best?\n" * 4))
+    assert main(["chat", "--target", str(tiny), *SHORT]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.count("no answer kept: interrupted") == 2
 
 
 def test_a_list_of_prompts_comes_through_a_pipe(tiny, capsys):
