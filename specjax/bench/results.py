@@ -96,7 +96,8 @@ def make_folder(folder: Path) -> Path:
     others = [
         path for path in folder.iterdir() if not any(map(path.match, (".*", *WRITTEN_BY_OTHERS)))
     ]
-    if others and not (folder / RUN).is_file():
+    is_training_run = RunFolder(folder).has_run
+    if others and (is_training_run or not (folder / RUN).is_file()):
         raise SpecjaxError(f"--out {folder} is not empty and holds no benchmark; name a new folder")
     return folder
 

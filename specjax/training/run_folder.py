@@ -189,10 +189,10 @@ def check_out(out: Path, resume: bool, result: str) -> None:
     """
     folder = RunFolder(out)
     with writable(out):
-        has_run, has_result = folder.has_run, (out / result).exists()
+        others = [name for name in (result, RUN) if (out / name).exists() and not folder.has_run]
     check_writable(out)
-    if has_result and not has_run:
-        raise SpecjaxError(f"{out / result} already exists, but no run; name another folder")
+    if others:
+        raise SpecjaxError(f"{out} holds {others[0]}, but no training run; name another folder")
     if out.is_dir():
         with folder.lock():  # no other process uses it
             pass

@@ -6,9 +6,12 @@ from copy import deepcopy
 import jax.numpy as jnp
 import pytest
 
+from specjax.bench.results import make_folder, open_results
 from specjax.core import memory
+from specjax.core.errors import SpecjaxError
 from specjax.core.folder import RunFolder
 from specjax.models.io import huggingface
+from specjax.training.run_folder import open_run
 from tests.cli.training import SHORT, WORDS
 
 
@@ -48,7 +51,18 @@ def test_a_folder_of_something_else_is_not_overwritten(train, tmp_path, error_li
     assert "is in use by another run; wait until it ends, or name another folder" in error_line()
     (tmp_path / "head").mkdir()
     assert train("eagle", tmp_path, "--resume") == 2
-    assert "already exists, but no run" in error_line()
+    assert "holds head, but no training run" in error_line()
+
+
+def test_training_and_benchmarks_do_not_share_a_folder(train, tmp_path, error_line):
+    run, bench = tmp_path / "run", tmp_path / "bench"
+    open_results(make_folder(bench), {"target": "tiny"})
+    assert train("eagle", bench, "--resume") == 2
+    assert "holds run.json, but no training run" in error_line()
+    with open_run(run, {}):
+        pass
+    with pytest.raises(SpecjaxError, match="holds no benchmark"):
+        make_folder(run)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_target_is_rejected(
