@@ -40,7 +40,7 @@ def problems(rows: Sequence[Measurement]) -> list[str]:
         )
     last = last_task_rows(rows)
     for row in rows:
-        text = advice_on(row.method, row.mean_accepted_length, row.rounds)
+        text = advice_on(row.variant_of or row.method, row.mean_accepted_length, row.rounds)
         if text and row in last:
             lines.append(f"USELESS DRAFTER: {row.method}: {text}")
         if row.is_total:

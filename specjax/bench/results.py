@@ -174,7 +174,7 @@ def _program(line: Mapping[str, Any]) -> tuple[str, Program]:
 
 
 def _row(line: Mapping[str, Any]) -> Measurement:
-    values = {field.name: line[field.name] for field in fields(Measurement)}
+    values = {field.name: line[field.name] for field in fields(Measurement) if field.name in line}
     values["published"] = Published(**declared_fields(Published, values["published"]))
     return Measurement(**declared_fields(Measurement, values))
 

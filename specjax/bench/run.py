@@ -241,17 +241,24 @@ class Benchmark:
         samples = {c: self.results.samples(c, batches[c]) for c in self.conditions}
         num_trials = sum(len({sample.trial for sample in runs}) for runs in samples.values())
         num_missing = sum(map(len, batches.values())) * self.options.runs - num_trials
+        options = self.options
+        variants = parse_variants(options.methods, options.drafter, options.set)
+        renamed = {name: method for name, (method, *_) in variants.items() if method != name}
         rows = []
         for condition in filter(samples.get, self.conditions):
-            sampling = self.options.sampling(condition.temperature)
-            compare = NearTies(self.target, sampling, self.options.seed)
+            sampling = options.sampling(condition.temperature)
+            compare = NearTies(self.target, sampling, options.seed)
             programs = self.results.programs(condition)
             bandwidth = self.results.bandwidth(condition)
             summary = [
-                replace(with_bandwidth_share(row, self.target, bandwidth), num_missing=num_missing)
+                replace(
+                    with_bandwidth_share(row, self.target, bandwidth),
+                    num_missing=num_missing,
+                    variant_of=renamed.get(row.method, ""),
+                )
                 for row in summarise(samples[condition], programs, compare, condition.temperature)
             ]
-            show(summary, self.options.runs, bandwidth, sampling)
+            show(summary, options.runs, bandwidth, sampling)
             rows += summary
         if rows:
             self.results.write_rows(rows)

@@ -105,6 +105,7 @@ class Measurement:
     bandwidth_share: float | None = None  # of the device's memory bandwidth; unknown for peers
     is_total: bool = False  # over several kinds of task
     num_missing: int = 0  # trials of the whole benchmark that have not been measured yet
+    variant_of: str = ""  # the method in `METHODS`, if it was measured under another name
 
     @property
     def identical(self) -> bool | None:

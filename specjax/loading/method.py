@@ -227,7 +227,7 @@ class Method:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it drafts with trained weights: a head, or a draft model."""
+        """Whether it reads a head or a draft model; `hybrid` leaves that to its parts."""
         return self.part not in ("", "datastore")
 
     @property

@@ -331,9 +331,11 @@ def test_every_temperature_and_batch_size_has_a_table(target, tmp_path, capsys):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "total(values)"}\n{"prompt": "sum(values)"}\n')
     options = replace(OPTIONS, tasks=str(tasks), runs=1, temperature="0,0.8", batch="1,2")
-    rows = run_bench(lambda: target, options, lambda *_: [Echo("plain")])
+    options = replace(options, methods="long=pld")
+    rows = run_bench(lambda: target, options, lambda *_: [Echo("plain"), Echo("long")])
     conditions = [(temperature, size) for temperature in (0.0, 0.8) for size in (1, 2)]
-    assert [(row.temperature, row.batch) for row in rows] == conditions
+    assert [(row.temperature, row.batch) for row in rows[::2]] == conditions
+    assert [row.variant_of for row in rows[:2]] == ["", "pld"]
     assert "T=0.8" in capsys.readouterr().out
 
 

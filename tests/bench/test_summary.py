@@ -129,6 +129,10 @@ def test_trained_weights_that_never_help_are_reported(method, rounds, is_suspect
     assert [line.partition(": accepted")[0] for line in problems(rows)] == (
         [f"USELESS DRAFTER: {method}"] if is_suspect else []
     )
+    renamed = [replace(row, method="mine", variant_of=row.method) for row in rows]
+    assert [line.startswith("USELESS DRAFTER: mine") for line in problems(renamed)] == (
+        [True] if is_suspect else []
+    )
     show(rows, 1, 1e9)
     assert ("USELESS DRAFTER" in capsys.readouterr().out) == is_suspect
 

@@ -26,7 +26,8 @@ SPEEDS = (
 )
 PASSED = (
     "All checks passed: every output that could be compared matches plain decoding (near ties are "
-    "listed), nothing was compiled while it was timed, and no trained drafter is useless."
+    "listed), nothing compiled during a timed run, and no head or draft model is useless (that of "
+    "`hybrid` is not checked)."
 )
 # The labels of facts about the run; others are shown under their own name.
 LABELS = {
