@@ -95,8 +95,10 @@ def _question(record: Any, forms: Sequence[TaskForm]) -> Question:
         raise SpecjaxError(
             f"has no known format: its fields are {names}; known formats are {formats}"
         )
-    category = record.get("category", record.get("data_source"))  # XATU's name for it
-    if "category" in record and (not isinstance(category, str) or not category.strip()):
+    category = record.get("category")
+    if category is None:
+        category = record.get("data_source")  # XATU's name for it
+    if category is not None and (not isinstance(category, str) or not category.strip()):
         raise SpecjaxError(f"has an invalid category: {short(category)}")
     return Question(category, form.turns(record), form.is_chat)
 

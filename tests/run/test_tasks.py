@@ -173,7 +173,7 @@ FORMS = {
         Task("tasks", ("Summarize:\nIt rained.\nSummary:\n",)),
     ),
     "plain text": ({"prompt": " as is ", "category": "own"}, Task("own", (" as is ",))),
-    "plain messages": ({"turns": ["Hi"]}, Task("tasks", ("Hi",), is_chat=True)),
+    "plain messages": ({"turns": ["Hi"], "category": None}, Task("tasks", ("Hi",), is_chat=True)),
 }
 
 
@@ -222,6 +222,7 @@ def test_the_first_of_each_kind_are_taken(read):
         ('{"turns": ["one", 2]}', "has no text in `turns[1]`, but 2"),
         ('{"instruction": "Add.", "input": null, "output": ""}', "has no text in `input`"),
         ('{"prompt": "fine", "category": 3}', "has an invalid category: 3"),
+        ('{"prompt": "fine", "data_source": ["a"]}', "has an invalid category: ['a']"),
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_is_read(read, line, problem):
