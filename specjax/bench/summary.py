@@ -135,7 +135,7 @@ def summarise(
     for name, members in {**GROUPS, ALL: kinds}.items():
         present = [kind for kind in kinds if kind in members]
         if len(present) > 1 and (name == ALL or len(present) < len(kinds)):
-            tasks[name] = tuple(present)
+            tasks[f"{name} (total)" if name in kinds else name] = tuple(present)
     rows = []
     for task, members in tasks.items():
         of_task = [sample for sample in samples if sample.batch[0].kind in members]

@@ -9,7 +9,7 @@ from rich.console import Console
 from specjax.bench.checks import near_ties, problems
 from specjax.bench.measure import GeneratedText, Program, Sample, with_progress
 from specjax.bench.report.terminal import show, table
-from specjax.bench.summary import ALL, TextMatch, exactly, summarise
+from specjax.bench.summary import ALL, TextMatch, exactly, last_task_rows, summarise
 from specjax.bench.ties import NearTies
 from specjax.decoding.sampling import Sampling
 from specjax.run.tasks import TaskPrompt
@@ -194,6 +194,10 @@ def test_a_kind_that_is_called_as_the_sum_hides_nothing():
     samples += [sample("fast", 0, 0, lie, (0.0, 1.0), ALL)]
     [line] = problems(summarise(samples, PROGRAMS))
     assert line.startswith("DIFFERENT TOKENS: fast")
+    samples.append(sample("plain", 1, 0, plain(10), (0.0, 1.0), "code"))
+    rows = summarise(samples, PROGRAMS)
+    assert [row.num_prompts for row in rows if row.method == "plain"] == [1, 1, 2]
+    assert all(row.is_total for row in last_task_rows(rows))
 
 
 def test_a_narrow_terminal_gets_a_table_that_fits(monkeypatch, capsys):
