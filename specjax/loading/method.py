@@ -357,5 +357,5 @@ def _value(text: str, hint: Any) -> Any:
         if str in (hint, *get_args(hint)):
             return text
         return hint(text) if hint in (int, float) else ast.literal_eval(text)
-    except (ValueError, KeyError, SyntaxError):
+    except (ValueError, KeyError, SyntaxError, TypeError):
         return text

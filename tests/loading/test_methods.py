@@ -71,6 +71,11 @@ def test_defaults_pass_and_survive_the_command_line(method):
     assert list(map(type, read.values())) == list(map(type, settings.values()))
 
 
+def test_a_value_that_python_cannot_build_is_one_error():
+    with pytest.raises(SettingError, match="`heads` must be "):
+        METHODS.read_settings("pld-plus-attention", ["heads={[1]:2}"])
+
+
 def test_settings_of_parts_are_those_of_the_methods_they_name():
     read = METHODS.read_settings("hybrid", ["copy=pld,copy.max_ngram=4", "head.depth=3"])
     assert read == {"copy": "pld", "copy.max_ngram": 4, "head.depth": 3}
