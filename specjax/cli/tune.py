@@ -14,6 +14,7 @@ from specjax.bench.report.tables import Grid, number
 from specjax.bench.report.terminal import print_grid
 from specjax.cli.decoding_options import TargetOptions
 from specjax.cli.output import short
+from specjax.core.errors import SpecjaxError
 from specjax.core.files import check_writable, expand_user
 from specjax.core.settings import setting
 from specjax.decoding.sampling import Sampling
@@ -86,12 +87,22 @@ class TuneMachine(TuneCommand):
     temperature: float = setting(0.0, at_least=0)
     """0 takes the most likely token; above 0, tokens are sampled."""
 
+    def run(self) -> None:
+        if self.variants.keys() - METHODS.keys():
+            raise SpecjaxError(
+                f"--methods {self.methods!r} must list methods, not `all` or NAME=METHOD; leave it "
+                "out to try all methods"
+            )
+        super().run()
+
+    @property
+    def variants(self) -> dict[str, MethodVariant]:
+        """The sources and fixed settings of the methods that are named."""
+        return parse_variants(self.methods, self.drafter, self.set)
+
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:
         workload = replace(workload, sampling=Sampling(self.temperature))
-        variants = {
-            name: _absolute(variant)
-            for name, variant in parse_variants(self.methods, self.drafter, self.set).items()
-        }
+        variants = {name: _absolute(variant) for name, variant in self.variants.items()}
         choice = tune_machine(workload, variants, bool(names_in(self.methods)), show_results)
         return Tuned({AUTO: choice.record()})
 

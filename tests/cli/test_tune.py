@@ -136,6 +136,12 @@ def test_bad_requests_are_rejected_before_the_work(tune, capsys, options, messag
     assert message in captured.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("methods", ["long=pld", "pld,all"])
+def test_other_names_of_methods_are_rejected_before_the_target_is_read(error_line, methods):
+    assert main(["tune", "machine", "--target", "missing", "--methods", methods]) == 2
+    assert f"--methods '{methods}' must list methods" in error_line()
+
+
 def test_a_file_of_another_target_is_rejected(tiny, tmp_path, error_line):
     other, target = tmp_path / "other.json", load(tiny)
     wrong_layer = Tuned({"pld-plus": {"layer": 7}})
