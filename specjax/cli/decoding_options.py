@@ -41,8 +41,8 @@ class TargetOptions:
         from specjax.loading.targets import load
 
         use_compilation_cache()
-        options: dict[str, Any] = {"mesh": self.mesh} | others
-        return load(self.target, dtype=self.dtype, quantize=self.quantize, **options)
+        options: dict[str, Any] = {"dtype": self.dtype, "mesh": self.mesh} | others
+        return load(self.target, quantize=self.quantize, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import LayeredHead, with_draft_tokens
 from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
+from specjax.models.precision import default_dtype
 from specjax.models.sharding import DATA, check_batch, make_mesh
 from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
 from specjax.training.checkpoints import checksum
@@ -100,6 +101,11 @@ class TrainHead(TargetOptions):
     def run(self) -> None:
         with distributed(self.distributed):
             self._train(expand_user(self.out))
+
+    def load_target(self, **others: Any) -> LoadedTarget:
+        if self.dtype is None and default_dtype(0, is_packed=False) == "float16":
+            others["dtype"] = "bfloat16"  # in float16 small gradients would be lost
+        return super().load_target(**others)
 
     def _train(self, out: Path) -> None:
         if jax.process_index() == 0:
