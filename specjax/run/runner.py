@@ -99,11 +99,9 @@ class Runner:
         programs = [_compiled(lowered) for lowered in self.engine.lower(self.params, *prepared)]
         seconds = time.perf_counter() - started
         self.engine.warm_up(self.params, *prepared)
-        return Program(
-            seconds,
-            any(program.is_cached for program in programs),
-            max(program.peak_bytes or 0 for program in programs),
-        )
+        peaks = [program.peak_bytes for program in programs if program.peak_bytes is not None]
+        is_cached = any(program.is_cached for program in programs)
+        return Program(seconds, is_cached, max(peaks, default=None))
 
     # ---- Timed ----------------------------------------------------------------------------------
 

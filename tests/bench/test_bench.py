@@ -207,6 +207,12 @@ def test_compiling_in_a_measured_run_is_reported(target, requests):
     assert line.startswith("RECOMPILED: 1 measured runs of plain")
 
 
+def test_memory_that_a_backend_does_not_tell_is_unknown(target, requests, monkeypatch):
+    plain, *_ = contestants_of(target, requests)
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda _: None)
+    assert plain.compile(plain.prepare([requests[0].ids])).peak_bytes is None
+
+
 @pytest.mark.parametrize(
     "temperature, excused", [(0.0, TextMatch.NEAR_TIE), (0.8, TextMatch.DIFFERENT)]
 )
