@@ -74,12 +74,15 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The result of a run: the params of its last step, and those of its best measured one."""
+    """The result of a run: the params of its last step, and those of its best measured one.
+
+    Without a measurement, or without a run folder to keep the best in, that is the last one too.
+    """
 
     params: PyTree
     best_params: PyTree
     best_step: int
-    best_score: float | None  # None if nothing was measured
+    best_score: float | None  # None without a measurement or a run folder
 
 
 def train(
