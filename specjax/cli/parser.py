@@ -115,7 +115,7 @@ def _registry() -> ConstructorRegistry:
         for field in fields(owner):
             kind, text = hints[field.name], texts.get(field.name, "")
             if "Literal" in str(kind):  # the choices are beside the option already
-                text = text.rpartition("; ")[0] + "."
+                text = text.rpartition(" One of ")[0]
             is_repeatable = REPEATABLE in getattr(kind, "__metadata__", ())
             hint = (lambda _: "(repeatable)") if is_repeatable else _default_hint
             annotated: Any = Annotated[kind, arg(help_behavior_hint=hint)]

@@ -54,7 +54,7 @@ class Bounds:
         return " and ".join(f"{word} {x}" for word, x in limits.items() if x is not None)
 
     def allow(self, value: Any) -> bool:
-        """Whether a value is within the bounds; within any bounds, NaN and infinity never are."""
+        """Whether a value is within the bounds; any bound rejects NaN and infinity."""
         if isinstance(value, tuple):
             return all(map(self.allow, value))
         if self.choices:
@@ -67,7 +67,7 @@ class Bounds:
         return is_finite and not self.is_huge(value) and is_within
 
     def is_huge(self, value: Any) -> bool:
-        """Whether a whole number exceeds 32 bits, where the bounds have no upper limit."""
+        """Whether a whole number without an upper bound exceeds a signed 32-bit integer."""
         has_limit = self.choices or self.at_most or self.below
         return isinstance(value, Integral) and not has_limit and abs(int(value)) > MAX_WHOLE
 
@@ -163,8 +163,9 @@ def field_texts(owner: type) -> dict[str, str]:
                 words = " ".join(ast.literal_eval(text.value).split())
                 texts[ast.unparse(field.target)] = words
     for name in texts:
-        if name in _fields(owner) and (bounds := str(bounds_of(owner, name))):
-            texts[name] = f"{texts[name].removesuffix('.')}; {bounds}."
+        bounds = bounds_of(owner, name) if name in _fields(owner) else Bounds()
+        if limits := str(bounds):
+            texts[name] += f" One of {limits}." if bounds.choices else f" {limits.capitalize()}."
     return texts
 
 
