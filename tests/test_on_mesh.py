@@ -46,7 +46,7 @@ def killed(tmp_path_factory):
 def test_a_lost_process_ends_the_others_with_one_line(killed):
     _, code, last_line = killed
     assert code == 2
-    assert last_line.startswith("specjax: another process was lost")
+    assert last_line.startswith("specjax: this or another process failed")
     assert last_line.endswith("start all again with --resume")
 
 

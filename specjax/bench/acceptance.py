@@ -59,7 +59,7 @@ def advice(accepted_length: float, rounds: int) -> str:
 
 
 def advice_on(method: str, accepted_length: float, rounds: int) -> str:
-    """Returns the same for a method with trained weights; for others ""."""
+    """Returns `advice` for a method with trained weights, or ""."""
     is_trained = method in METHODS and METHODS[method].is_trained
     return advice(accepted_length, rounds) if is_trained else ""
 

@@ -36,7 +36,7 @@ def problems(rows: Sequence[Measurement]) -> list[str]:
     if rows and (num_missing := rows[0].num_missing):
         lines.append(
             f"INCOMPLETE: {num_missing} trials (one batch run by every method) are missing; "
-            "run the same command to resume"
+            "with --out, the same command resumes"
         )
     last = last_task_rows(rows)
     for row in rows:

@@ -25,14 +25,14 @@ class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """Drafting methods, separated by commas, or all that this target can have. By default those
-    that need nothing, and those of --drafter and --set. Plain decoding is always included.
-    NAME=METHOD measures a method under another name, which --drafter and --set then take: variants
-    of a method run side by side."""
+    """Drafting methods, separated by commas, or `all`: with pocket every method, otherwise those
+    that need nothing. By default those that need nothing, and those of --drafter and --set. Plain
+    decoding is always included. NAME=METHOD measures a method under another name, which --drafter
+    and --set then take: variants of a method run side by side."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder or hub id that a method reads: rest=FOLDER for a datastore, draft-model=FOLDER
-    for a draft model, eagle2=FOLDER for a head or the run folder of `specjax train`. By default
-    pocket's own."""
+    for a draft model, eagle2=FOLDER for a head or the run folder of `specjax train`. Only the
+    target pocket ships its own."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
     """A setting of one method, such as pld-plus.num_tokens=70; `specjax methods METHOD` lists
     them."""

@@ -76,7 +76,7 @@ class Measurement:
     method: str
     dtype: str
     task: str
-    num_prompts: int
+    num_prompts: int  # with the repeats that fill a batch
     num_new_tokens: int  # of the first run of each prompt, like all counts
     rounds: int  # of all prompts
     passes: int  # of the target: a batch takes as many as its longest sequence

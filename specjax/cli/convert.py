@@ -29,7 +29,7 @@ class Convert:
     """The dtype of the written weights; by default that of the source, or float32 if the source has
     several or is quantised."""
     head_of: Annotated[str | None, arg(metavar="TARGET")] = None
-    """The target of the head: pocket, a folder or a hub id."""
+    """The target of the head: pocket, a folder, a GGUF file, or a hub id."""
     layout: Annotated[str | None, arg(metavar="LAYOUT")] = None
     """The program that will read the head: eagle, eagle3, medusa, hydra, specjax, vllm or sglang,
     if it supports such heads. By default the authors' code, or specjax if there is none."""

@@ -13,9 +13,9 @@ from specjax.core.errors import SpecjaxError
 class DatastoreCommand:
     """Build a datastore for --method rest from the text of many documents.
 
-    Sources are text files (one document each), .jsonl files (one document per line, with the
-    key "text" or "content", or one chat with "messages"), folders of such files, or hub ids of
-    datasets (the train split).
+    Sources are text files (one document each), .jsonl files or their addresses (one document per
+    line, with the key "text" or "content", or one chat with "messages"), folders of such files, or
+    datasets of the hub as OWNER/NAME:CONFIGURATION:SPLIT.
 
       specjax datastore build src/ --out datastore
       specjax generate "import os" --method rest --drafter datastore
@@ -26,11 +26,11 @@ class DatastoreCommand:
     action: Annotated[Positional[Literal["build"]], arg(metavar="build")]
     """The only action."""
     sources: Annotated[Positional[tuple[str, ...]], arg(metavar="SOURCE")]
-    """Files, folders, or hub ids of datasets."""
+    """Files, folders, addresses, or datasets of the hub."""
     out: Annotated[Path, arg(metavar="FOLDER")]
     """The folder to write; it must be empty or not exist."""
     target: str = "pocket"
-    """The target whose tokenizer to use: pocket, a folder or a hub id."""
+    """The target whose tokenizer to use: pocket, a folder, a GGUF file, or a hub id."""
 
     def run(self) -> None:
         from specjax.bench.measure import with_progress
@@ -40,7 +40,7 @@ class DatastoreCommand:
         from specjax.loading.targets import load_tokenizer
 
         if not self.sources:
-            raise SpecjaxError("no sources; name files, folders or hub ids of datasets")
+            raise SpecjaxError("no sources; name files, folders, addresses or datasets of the hub")
         folder = vacant(self.out)
         tokenizer = load_tokenizer(self.target)
         made = datastore.build(

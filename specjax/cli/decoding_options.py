@@ -70,7 +70,7 @@ class MethodOptions(PassOptions):
     """A setting of the method, such as num_tokens=20; `specjax methods METHOD` lists them."""
     drafter: Annotated[str | None, arg(metavar="FOLDER")] = None
     """The folder or hub id of a datastore (rest), a draft model (draft-model), a head, or a run of
-    `specjax train`. By default pocket's own."""
+    `specjax train`. Only the target pocket ships its own."""
     tuned: Path | None = None
     """A file of settings from `specjax tune`; by default those kept for the target."""
     max_new_tokens: int = setting(256, at_least=1)
@@ -109,7 +109,8 @@ class DecodingOptions(MethodOptions):
     min_p: float = setting(0.0, at_least=0, at_most=1)
     """Sample only from tokens at least this many times as likely as the most likely one."""
     repetition_penalty: float = setting(1.0, above=0)
-    """Divide the positive logits of tokens in prompt and output by this, multiply negative ones."""
+    """Divide positive logits of tokens already in prompt or output by this, and multiply negative
+    ones."""
     presence_penalty: float = setting(0.0, at_least=-2, at_most=2)
     """Subtract this from the logits of tokens in the output."""
     frequency_penalty: float = setting(0.0, at_least=-2, at_most=2)

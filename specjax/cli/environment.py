@@ -92,6 +92,6 @@ def distributed(processes: str | None) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, SpecjaxError) as error:
         reason = " ".join(str(error).splitlines())
         if not isinstance(error, SpecjaxError):
-            reason = f"another process was lost ({reason}); start all again with --resume"
+            reason = f"this or another process failed ({reason}); start all again with --resume"
         warn(reason)
         os._exit(USER_ERROR)  # a normal exit would wait for the others

@@ -19,7 +19,7 @@ class Generate(DecodingOptions):
     """Generate the text of plain decoding with a drafting method, in less time.
 
     The prompt comes from the command, a file or standard input; without one, an embedded example
-    runs. The reported speed includes prefill, but not compiling and printing. With --compare, the
+    runs. The reported speed includes prefill, but not compiling or printing. With --compare, the
     method and plain decoding take turns, three runs each.
 
       specjax generate --compare
@@ -49,8 +49,8 @@ class Generate(DecodingOptions):
     json: bool = False
     """Print one JSON object and nothing else."""
     logprobs: int | None = setting(None, at_least=0, at_most=20)
-    """Add to --json the log-probabilities of the tokens and of the N most likely ones each, raw and
-    processed."""
+    """With --json or --prompts, add each token's log-probability and those of the N most likely
+    tokens, raw and processed."""
 
     def run(self) -> None:
         options = self.prompt, self.prompt_file, self.prompt_ids, self.chat, self.system
@@ -122,6 +122,5 @@ class Generate(DecodingOptions):
         if not METHODS[self.method].copies:
             copying = ", ".join(name for name, method in METHODS.items() if method.copies)
             raise SpecjaxError(
-                f"--method {self.method!r} does not copy text, so there are no sources to show; "
-                f"choose one of {copying}"
+                f"--attribute does not support --method {self.method!r}; choose one of {copying}"
             )

@@ -16,9 +16,9 @@ SHUTDOWN_SECONDS = 30  # for the texts that are being generated
 class Serve(MethodOptions):
     """Serve a target to OpenAI's clients: completions and chats, at http://HOST:PORT/v1.
 
-    Prompts are served in order, with the texts of `specjax generate`; the first request with other
-    settings waits for compilation. On another host than this machine, clients
-    need the key in the environment variable SPECJAX_API_KEY.
+    Prompts are served in order, with the texts of `specjax generate`; the first request with new
+    settings waits for compilation. To listen beyond this machine, set the environment variable
+    SPECJAX_API_KEY to a key; every client, local ones too, must then send it.
 
       specjax serve --target FOLDER --method pld-plus --port 8000
     """

@@ -66,9 +66,10 @@ class TrainHead(TargetOptions):
     machine. The head's own weights are float32."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
-    text); a .txt or .md file of plain text, cut at blank lines; the hub id of a dataset; self, for
-    questions that the target generates, which implies --distill; or pocket, the default, for edit
-    tasks and code. Texts are cut off at --longest, and at the target's last position."""
+    text), or its address; a .txt or .md file of plain text, cut at blank lines; a dataset of the
+    hub as OWNER/NAME:CONFIGURATION:SPLIT; self, for questions that the target generates, which
+    implies --distill; or pocket, the default, for edit tasks and code. Texts are cut off at
+    --longest, and at the target's last position."""
     limit: int | None = setting(None, at_least=1)
     """The maximum number of conversations from each source; 8000 by default for pocket and self."""
     distill: bool = False

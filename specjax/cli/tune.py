@@ -81,7 +81,7 @@ class TuneMachine(TuneCommand):
     """The methods to try, separated by commas, besides those of --drafter and --set; by default all
     that work with this target."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
-    """The folder or hub id of a method's drafter; by default pocket's own."""
+    """The folder or hub id of a method's drafter. Only the target pocket ships its own."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
     """A fixed setting of one method, which is not searched, such as pld.num_tokens=10."""
     temperature: float = setting(0.0, at_least=0)

@@ -1,1 +1,1 @@
-"""Errors, files, text and pytrees that every other package uses; imports none of them."""
+"""Errors, files, text and pytrees for all packages; only `companions` imports others, by name."""

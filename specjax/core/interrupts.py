@@ -57,8 +57,8 @@ def stop(number: int) -> None:
 def bounded(seconds: float, growth: int) -> Iterator[None]:
     """Raises TimeoutError if the block takes longer, MemoryError if it allocates more bytes.
 
-    It does nothing outside of the main thread. Memory is bounded on Linux alone, and only without
-    other threads, whose allocations would count too.
+    It does nothing outside of the main thread. Memory is bounded on Linux only, and allocations
+    of other threads count.
     """
     if not _is_main_thread():
         yield

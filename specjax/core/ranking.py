@@ -12,14 +12,14 @@ BLOCK = 128
 
 
 def best_token(scores: Float[Array, "... V"]) -> Int[Array, "..."]:
-    """Returns the index of the highest score; of NaN, if there is any."""
+    """Returns the index of the highest score, or of the first NaN."""
     return best_score(scores)[1]
 
 
 def best_score(
     scores: Float[Array, "... V"],
 ) -> tuple[Float[Array, "..."], Int[Array, "..."]]:
-    """Returns the highest score and its index; NaN, if there is any."""
+    """Returns the highest score and its index, or those of the first NaN."""
     blocks = _blocks(scores)
     block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]

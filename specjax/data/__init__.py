@@ -1,1 +1,1 @@
-"""Reads what users bring: records, documents, conversations, tasks, datastores."""
+"""Reads users' records, documents, conversations and tasks; builds and reads datastores."""

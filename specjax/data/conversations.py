@@ -31,8 +31,8 @@ ROLES = {  # as files have them
 }
 TURN_KEYS = ("conversations", "conversation", "messages")
 TEXT_SUFFIXES = (".txt", ".md")
-PART_CHARACTERS = 4000  # of a text file, at least: it is cut at blank lines
-MIN_PARTS = 20  # a shorter file is cut into about as many
+PART_CHARACTERS = 4000  # minimum length of a part of a text file, which is cut at blank lines
+MIN_PARTS = 20  # a file too short for that is cut into about this many
 
 
 class Turn(NamedTuple):
@@ -100,7 +100,7 @@ def read_conversations(
 
     Args:
         sources: one or more files with a JSON object per line or with a JSON list, text files, or
-            hub ids of datasets (their "train" split; needs the package `datasets`).
+            addresses and hub datasets as in `read_records`.
         needs_answers: skip conversations without assistant text; otherwise, for self-distillation,
             those without user text. Plain texts always stay.
         limit: conversations of each source at most; the rest of the source is not read.

@@ -19,7 +19,7 @@ def read_documents(sources: Sequence[str | Path], tokenizer: Any) -> Iterator[Se
 
     A source is a text file (one document), a `.jsonl` file (one document per line, under "text" or
     "content"), a folder (all such files in it, in sorted order, except hidden and binary ones), or
-    the hub id of a dataset (its "train" split; needs the package `datasets`).
+    an address or hub dataset of such records, as in `read_records`.
     """
     texts = chain.from_iterable([_texts_of(source) for source in sources])
     return chain.from_iterable(  # tokenizers spread a batch over the cores

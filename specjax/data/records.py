@@ -1,6 +1,6 @@
 """Reads numbered JSON records from files, addresses and hub datasets; skips and counts bad ones.
 
-A file holds one JSON value per line, or one JSON array.
+A file holds one JSON value per line, or one JSON array of objects.
 """
 
 import json

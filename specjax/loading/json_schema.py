@@ -241,7 +241,7 @@ def _count(used: Mapping[str, Any], least: str, most: str, place: str) -> str:
     low = 0 if low is None else low
     for name, value in ((least, low), (most, high)):
         if value is not None and (type(value) is not int or value < 0):
-            raise _error(place, f"{name} {value!r} is not a whole number from 0")
+            raise _error(place, f"{name} must be a whole number of at least 0, got {value!r}")
     if high is not None and high < low:
         raise _error(place, f"{most} {high} is below {least} {low}")
     return f"{{{low},{'' if high is None else high}}}"

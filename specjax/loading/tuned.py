@@ -1,7 +1,7 @@
 """The files of tuned settings: what `specjax tune` found for a target, and where it is kept.
 
-Tuning writes to the user's cache folder. A `specjax.json` beside the weights of a target, such as
-pocket's, is read as well; entries of the user's own come in place of its entries.
+Tuning writes to the user's cache folder. A `specjax.json` beside the weights of a local target,
+such as pocket's, is read too; the user's entries override it.
 """
 
 import json

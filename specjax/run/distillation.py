@@ -113,7 +113,7 @@ def distill(
             "give other data"
         )
     if num_skipped := len(texts) - len(answered):
-        warn(f"Skipped {num_skipped} of {len(texts)} conversations: {reason}.")
+        warn(f"skipped {num_skipped} of {len(texts)} conversations: {reason}")
     return answered
 
 
@@ -186,7 +186,7 @@ def _complete(
 
 
 def record_of(conversation: Conversation | None) -> dict[str, Any]:
-    """Returns a line of a file of answers; `read_conversations` reads it."""
+    """Returns a line of a file of answers; `read_conversations` skips one without turns."""
     if conversation is not None and conversation.text:
         return {"text": conversation.text}
     turns, is_cut = (conversation.turns, conversation.is_cut) if conversation else ((), False)

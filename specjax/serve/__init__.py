@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoint of one model on one device."""
+"""The OpenAI-compatible endpoint of one model."""

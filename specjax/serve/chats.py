@@ -32,7 +32,9 @@ class ChatFormatter:
                 ids = self._pipe.recv()
             except (EOFError, OSError):
                 self.stop()
-                raise SpecjaxError("the process that formats chats crashed; try again") from None
+                raise SpecjaxError(
+                    "the process that formats chats crashed or took too long; try again"
+                ) from None
         if isinstance(ids, SpecjaxError):
             raise ids
         return ids

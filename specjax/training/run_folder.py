@@ -85,7 +85,7 @@ class TrainingRun:
             try:
                 yield step, *cast(Checkpoints, self.checkpoints).read(step, state)
             except SpecjaxError as error:
-                warn(f"Skipped corrupt checkpoint {step} ({error}).")
+                warn(f"skipped corrupt checkpoint {step} ({error})")
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Appends a line to the metrics; a list holds one number per depth."""

@@ -248,7 +248,7 @@ def test_a_prompt_that_is_too_long_is_cut_or_skipped(target, answer, tmp_path, c
     opening = opening_ids(target.tokenizer, long)[: target.config.longest_text - 12]
     assert answered[2].text.startswith(decoded(target, opening[:-1]))  # perhaps half a letter
     [warning] = capsys.readouterr().err.splitlines()
-    assert warning.startswith("specjax: Skipped 1 of 4 conversations: too long to answer")
+    assert warning.startswith("specjax: skipped 1 of 4 conversations: too long to answer")
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 4
     assert answer(conversations, resume=True) == answered
 

@@ -53,7 +53,7 @@ def test_the_next_best_replaces_a_corrupt_one(tmp_path, capsys):
         step, score, best = TrainingRun(checkpoints=kept).best(state(0))
     assert (step, score) == (3, 2.0)
     assert np.array_equal(best["params"]["weight"], np.full(3, 3.0))
-    assert "Skipped corrupt checkpoint 2 (" in capsys.readouterr().err
+    assert "skipped corrupt checkpoint 2 (" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_last_whole_checkpoint_and_one_line(tmp_path, caplog):

@@ -139,7 +139,7 @@ def test_a_corrupt_checkpoint_is_skipped(tmp_path, capsys):
         content[len(content) // 2] ^= 255
         file.write_bytes(content)
     assert same_bits(run(tmp_path), whole())
-    assert "specjax: Skipped corrupt checkpoint 12 (" in capsys.readouterr().err
+    assert "specjax: skipped corrupt checkpoint 12 (" in capsys.readouterr().err
     assert same_bits(run(tmp_path, stop_at=0), whole())  # it was written anew
 
 

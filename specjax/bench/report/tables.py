@@ -64,18 +64,18 @@ COLUMNS = (
 MEANINGS = {
     "tokens/s": "new tokens per second, medians of the runs; includes prefill, not compiling",
     "x plain": "speed over plain decoding's, median over pairs of runs (same prompts and trial)",
-    "quartiles": "of x plain: half of the pairs",
+    "quartiles": "lower and upper quartile of x plain",
     "accepted length": "new tokens per round, bonus token included",
     "tau": "accepted length as EAGLE and HASS count it: includes drafted tokens beyond EOS and the "
     "limit, and every question (all turns of a chat) has the same weight",
     "round": "round overhead: seconds of a decoding round over those of a plain step, the median",
     "bandwidth": "bytes per second that the target's passes must read, over those that this device "
-    "can read; above 100% caches hold the weights",
+    "can read; above 100%, the caches hold the weights",
     "prefill s": "seconds until the first round, of one run of all prompts",
     "decode s": "seconds of all rounds, of one run of all prompts",
     "compile s": "seconds to compile; cached: a part came from a cache of compiled programs",
     "memory MB": "peak of a program, weights included",
-    "prompts": "prompts measured",
+    "prompts": "prompts run, repeats that fill a batch included",
     "tokens": "new tokens of one run of all prompts",
     "same": "whether the tokens are plain decoding's: yes; NO; LOSSY: not promised, not even in "
     "distribution; in distribution: only the distribution is promised; near ties: prompts where "

@@ -33,7 +33,7 @@ def show(
         console.print("a wider terminal shows more columns, and so does `specjax report`")
     one_task = [row for row in rows if row.task == rows[0].task]
     compiling = sum(row.compile_seconds for row in one_task)
-    from_cache = ", partly from a cache" if any(row.is_cached for row in one_task) else ""
+    from_cache = ", partly from a cache," if any(row.is_cached for row in one_task) else ""
     runs = f"medians of {num_runs} runs" if num_runs > 1 else "one run each"
     console.print(
         f"{runs}, all methods in turn, prefill included; {compiling:.1f} s of compiling"
@@ -46,7 +46,7 @@ def show(
         console.print(
             "bandwidth: bytes per second that the target's passes must read, over the "
             f"{bandwidth / 1e9:.0f} GB/s that this device reads"
-            + ("; above 100% caches hold the weights" if is_cached else "")
+            + ("; above 100%, the caches hold the weights" if is_cached else "")
         )
     for line in near_ties(rows):
         console.print(line)

@@ -1,1 +1,1 @@
-"""One objective per kind of drafter: its loss, its batches, its validation."""
+"""One objective per kind of drafter: its options, its head and its loss."""
