@@ -40,13 +40,13 @@ class Batch:
 
         The states of all sequences must have equal shapes.
         """
-        if place == 0 and (self.state is None or len(self.state.length) == 1):
+        batch = self.state
+        if place == 0 and (batch is None or len(batch.length) == 1):
             self.state = state
             return
-        batch = self.state
-        assert batch is not None
-        if len(batch.length) < self.size:
-            batch = _put(_all_done(state, self.size), batch, 0, self.engine)
+        if batch is None or len(batch.length) < self.size:
+            first, batch = batch, _all_done(state, self.size)
+            batch = batch if first is None else _put(batch, first, 0, self.engine)
         self.state = _put(batch, state, place, self.engine)
 
     def run(self, max_rounds: int) -> tuple[Generation, np.ndarray]:
@@ -66,6 +66,7 @@ class Batch:
         assert state is not None
         prefix = Prefix(state.tokens, state.length, state.cache, state.hidden)
         if len(state.length) == 1:
+            self.state = None  # `run` would donate the arrays of the prefix
             return prefix
         self.state = replace(state, is_done=state.is_done.at[place].set(True))
         return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, place, 1), prefix)

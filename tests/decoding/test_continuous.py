@@ -80,3 +80,19 @@ def test_a_head_with_a_draft_vocabulary_drafts_in_a_batch_as_alone():
         np.testing.assert_array_equal(together.tokens[place], one.tokens[0])
         assert together.stats.rounds[place] == one.stats.rounds[0]
         assert together.stats.accepted[place] == one.stats.accepted[0]
+
+
+def test_the_place_of_a_text_that_ran_alone_is_free_and_the_text_can_be_read():
+    model, params = target()
+    engine, weights = Engine(model, Autoregressive(), **SETTINGS), Params(params)
+    first, second = prompts([9, 14])
+    states = [engine.prefill(weights, from_ids([p.ids], 128), p.key) for p in (first, second)]
+    batch = Batch(engine, weights, 2)
+    batch.put(0, states[0])
+    batch.run(2)
+    prefix = batch.end(0)
+    batch.put(1, states[1])
+    together, is_done = batch.run(NEW_TOKENS)
+    assert is_done.all()
+    assert together.tokens[1, : int(together.length[1])].tolist() == alone(second)
+    assert prefix.tokens[0, : len(first.ids)].tolist() == list(first.ids)
