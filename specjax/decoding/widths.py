@@ -24,7 +24,7 @@ from specjax.models.native import has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
-# costs little more than one over a single token, so only the widest of the first two is compiled.
+# costs little more than one over a single token, so that one alone is compiled if the tree has 16.
 DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`
@@ -86,7 +86,8 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden), attention)
         return wide, verification, cache
 
-    widths = compiled_widths(drafter, target, params)
+    widths = [width for width in compiled_widths(drafter, target, params) if width < num_nodes]
+    widths.append(num_nodes)  # a tree may be smaller than its drafter says
     if len(widths) == 1:
         return at_width(num_nodes)(inputs, (cache,))
     needed = jnp.maximum(proposal.tree.num_needed(), min_width)

@@ -253,6 +253,15 @@ def test_a_narrow_pass_equals_a_wide_one(most, width):
             np.testing.assert_allclose(some[row, :, slots], every[row, :, slots], atol=1e-4)
 
 
+def test_a_tree_may_be_smaller_than_its_drafter_says():
+    class Smaller(Reader):
+        num_nodes = NODES - 4
+
+    proposal = Proposal(on_device(random_tree(4, NODES - 4)), random_probe(4, NODES - 4))
+    found, expected = (verified(proposal, kind(()))[:2] for kind in (Reader, Smaller))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 # ---- Branches ---------------------------------------------------------------------------------
 
 MATRIX = jax.ShapeDtypeStruct((64, 64), jnp.float32)
