@@ -14,6 +14,7 @@ from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal
 from specjax.decoding.drafters import auto
 from specjax.decoding.drafters.auto import Auto
 from specjax.decoding.drafters.autoregressive import Autoregressive
+from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.engine import Engine
@@ -21,6 +22,7 @@ from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import Verification, chain
+from specjax.decoding.widths import compiled_widths
 from specjax.models.target import ModelOutput
 from tests.decoding import contract
 from tests.decoding.tiny import Oracle, prompt, slow_except, target
@@ -221,3 +223,22 @@ def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
 def test_drafters_that_cannot_be_gated_are_rejected(inner):
     with pytest.raises(SpecjaxError, match=f"{type(inner).__name__} cannot be gated"):
         Auto(inner, 1.0).check(target()[0], None)
+
+
+@pytest.mark.parametrize(
+    "inner, widths",
+    [
+        (PromptLookup(num_tokens=20), [1, 8, 21]),
+        (PromptLookup(num_tokens=4, max_tokens=9), [1, 5, 10]),
+        (Oracle(max_depth=6), [1, 7]),
+    ],
+)
+def test_a_single_node_and_short_drafts_have_passes_of_their_widths(inner, widths):
+    assert compiled_widths(Auto(inner, 1.0), *target()) == widths
+
+
+def test_it_cannot_be_part_of_a_hybrid():
+    engine = Engine(target()[0], Hybrid(Auto(PromptLookup(), 1.0), PromptLookup()))
+    params = Params(target()[1], {"copy": None, "head": None})
+    with pytest.raises(SpecjaxError, match="Auto cannot be part of a hybrid"):
+        jax.eval_shape(engine.prefill, params, prompt(1), jax.random.key(0))

@@ -3,7 +3,7 @@
 The break-even is the number of accepted tokens per round that makes up for its cost beyond a step
 of plain decoding; `specjax tune machine` measures it. The gate keeps an exponential mean of
 accepted tokens, and a budget: the steps gained on plain decoding so far, plus a small credit. It is
-open while the mean exceeds the break-even (for a drafter without params) and the budget is not
+open while the mean exceeds the break-even (for a chain without params) and the budget is not
 negative, so a text never falls behind plain decoding by more than the credit, the allowance and one
 draft.
 
@@ -12,8 +12,9 @@ that is withheld becomes a *shadow*: it is compared with the tokens of plain dec
 if it had been drafted, so the gate reopens when the text becomes predictable. While closed, it
 drafts with exponential backoff.
 
-A drafter with params costs the same whether or not its draft is used, and cannot catch up with
-tokens that it has not seen. Once the budget is spent, it stops for the rest of the text (or batch).
+Any other drafter, with params or drafting trees, costs the same whether or not its draft is used,
+and cannot catch up with tokens that it has not seen. Once the budget is spent, it stops for the
+rest of the text (or batch).
 """
 
 from dataclasses import dataclass, replace
@@ -69,8 +70,9 @@ class Auto(Drafter):
     break_even: float  # in tokens, measured with batch size 1; below 0 the gate never closes
 
     @property
-    def pass_widths(self) -> tuple[int, ...]:
-        return (1, *(width for width in self.inner.pass_widths or () if width > 1))
+    def pass_widths(self) -> tuple[int, ...] | None:
+        widths = self.inner.pass_widths
+        return None if widths is None else (1, *(width for width in widths if width > 1))
 
     @property
     def num_nodes(self) -> int:
@@ -93,6 +95,8 @@ class Auto(Drafter):
         self.inner.check(target, params)
 
     def init(self, start: Start) -> GateState:
+        if start.is_part:
+            raise SpecjaxError("Auto cannot be part of a hybrid; put the whole hybrid into Auto")
         zeros = jnp.zeros_like(start.prompt.length)
         return GateState(
             inner=self.inner.init(start),
