@@ -31,14 +31,19 @@ def project(
 ) -> Float[Array, "... O"]:
     """Returns `x @ weight.T` as `dtype`, accumulated in float32.
 
-    Only the first `count` rows matter, all of them by default; native kernels compute no others.
+    Of x `[B, Q, I]` only the first `count` tokens of each sequence matter, all of them by default;
+    native kernels compute no others.
 
     16-bit products are written as matrix units want them: two axes each, a float32 result, and no
     fewer than `min_rows`: a TPU computes a single row 3 times slower, and XLA on a CPU up to 100.
     """
     rows = x.astype(weight.dtype).reshape(-1, x.shape[-1])
+    if isinstance(weight, PackedWeight) and count is not None:
+        by_token = rows.reshape(x.shape).swapaxes(0, 1)  # so that those that matter come first
+        y = packed_product(by_token.reshape(rows.shape), weight, count * len(x))
+        return y.astype(dtype).reshape(*by_token.shape[:2], -1).swapaxes(0, 1)
     if isinstance(weight, PackedWeight):
-        y = packed_product(rows, weight, count)
+        y = packed_product(rows, weight)
     elif isinstance(weight, QuantizedWeight):
         y = _quantized_product(rows, weight)
     else:

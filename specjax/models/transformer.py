@@ -60,9 +60,7 @@ class Transformer(nn.Module):
         if taps.logits or self.is_initializing():
             if not config.tie_word_embeddings:
                 table = Embedding(config, name="lm_head")()
-            is_single = len(rows.tokens) == 1  # else the tokens that matter are not the first rows
-            count = rows.count if is_single else None
-            logits = self._projected(hidden[last], table, count)
+            logits = self._projected(hidden[last], table, rows.count)
         picked = [hidden[layer % (last + 1)] for layer in taps.hidden_layers]
         weights = [attention[head] for head in taps.attention_heads]
         return ModelOutput(logits, _stack(picked, axis=2), _stack(weights, axis=1)), cache
