@@ -1,7 +1,7 @@
 """A grammar as arrays: an automaton over tokens, which advances along the nodes of a draft tree.
 
-Tokens that lead from every state to the same next state share a class, so that the table has a
-column per class. An end token is allowed in final states alone.
+Tokens with the same transition in every state share a class, so that the table has a column per
+class. An end token is allowed in final states alone.
 """
 
 import itertools

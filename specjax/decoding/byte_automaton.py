@@ -18,7 +18,7 @@ NUM_BYTES = 256
 FINAL = NUM_BYTES  # the column of a table that is 1 in final states
 DEAD = -1
 INVALID = 2  # exit code
-# Ends each text inside the library, which forgets how a text may go on where it may also end.
+# Ends each text inside the library, which drops the transitions out of states where texts may end.
 TERMINATOR = "\U0010ffff"
 
 
@@ -105,7 +105,7 @@ def _main() -> None:
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
     try:
-        table = io.BytesIO()  # since `save` asks for the position in a file, which a pipe has not
+        table = io.BytesIO()  # since `save` asks for the position in a file, and a pipe has none
         np.save(table, _build(sys.stdin.buffer.read().decode()))
         sys.stdout.buffer.write(table.getvalue())
     except SpecjaxError as error:

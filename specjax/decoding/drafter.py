@@ -190,8 +190,8 @@ class CopyingDrafter(ChainDrafter):
     """Drafts a chain that it copies from the text, longer after a long match."""
 
     max_tokens: int = setting(0, at_least=0)
-    """Maximum number after a long match: 5 equal tokens before the copy and before its source. No
-    effect up to num_tokens."""
+    """Maximum number after a long match: 5 equal tokens before the copy and before its source. It
+    must exceed num_tokens to have an effect."""
 
     @property
     def longest(self) -> int:
@@ -224,7 +224,7 @@ class CopyingDrafter(ChainDrafter):
 
 
 def has_long_match(source: Int[Array, " B"], context: Context) -> Bool[Array, " B"]:
-    """Whether the text up to position `source` ends as the text so far, in `LONG_MATCH` tokens."""
+    """Whether the `LONG_MATCH` tokens up to position `source` equal the last committed ones."""
     back = jnp.arange(LONG_MATCH)[None, :]
     here, there = (
         jnp.take_along_axis(context.tokens, jnp.maximum(end[:, None] - back, 0), axis=1)

@@ -1,8 +1,8 @@
-"""Processors: pure functions that change the logits after each node, from the text before it.
+"""Processors: pure functions that change each node's logits, from the text that ends with it.
 
 All verification rules and plain decoding apply the same functions, so that the target's token
 after a node depends on the text that leads to it, never on the rest of the draft. A processor's
-state belongs to the committed text and grows by the tokens that a round commits; the effect of
+state belongs to the committed text and advances over the tokens that a round commits; the effect of
 drafted tokens is computed from the tree in every pass.
 """
 
@@ -47,7 +47,7 @@ class Nodes:
 
     @property
     def above(self) -> Bool[Array, "B N N"]:
-        """Whether node j is drafted, and node i or one of its ancestors, at entry [b, i, j]."""
+        """Entry [b, i, j]: whether node j is drafted, and is node i or one of its ancestors."""
         return ancestors(self.tree, self.max_depth) & (self.tree.depth > 0)[:, None, :]
 
     def last(self, count: int) -> Int[Array, "B N C"]:
@@ -231,7 +231,7 @@ class Penalties(Processor):
 
 @dataclass(frozen=True)
 class BadWords(Processor):
-    """Bans the last token of a word where the text ends with the others, but not EOS alone."""
+    """Bans a word's last token after the rest of it; a word that is only EOS is not banned."""
 
     words: tuple[tuple[int, ...], ...]
 

@@ -66,7 +66,9 @@ def _array_of(number: int, tokens: Sequence[int]) -> np.ndarray:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecjaxError(f"prompt {number} is not a list of whole numbers; give token ids")
     if (beyond := array[array != array.astype(np.int32)]).size:
-        raise SpecjaxError(f"prompt {number} holds {beyond[0]}, beyond any vocabulary")
+        raise SpecjaxError(
+            f"prompt {number} holds {beyond[0]}, beyond any vocabulary; check its ids"
+        )
     return array
 
 

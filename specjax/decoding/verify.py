@@ -96,7 +96,7 @@ def _defined(scores: Float[Array, "B N V"]) -> Int[Array, "B N"]:
 def walk(
     tree: DraftTree, token_after: Callable[[Int[Array, " B"]], Int[Array, " B"]], max_depth: int
 ) -> Verification:
-    """Accepts the path of `follow` if siblings differ, but draws after accepted nodes alone."""
+    """Finds the path of `follow` (if siblings differ), but draws after accepted nodes alone."""
 
     def step(state):
         last = state[0]

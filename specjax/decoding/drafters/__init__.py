@@ -1,1 +1,1 @@
-"""The drafting methods, one file each; files that begin with _ hold shared code."""
+"""The drafting methods; `length_rules` and files that begin with _ are parts of them."""

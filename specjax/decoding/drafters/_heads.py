@@ -1,4 +1,4 @@
-"""The base of drafters with a head, and the head's state."""
+"""The base of drafters whose head keeps a KV cache, and its state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class HeadDrafter(Drafter):
 
     @property
     def num_fed(self) -> int:
-        """Nodes per round that pass the head's layers, to draft below them."""
+        """Drafted nodes and masks per round that pass the head's layers."""
         return 0
 
     def bind(self, target: Target, params: Params) -> HeadWeights:

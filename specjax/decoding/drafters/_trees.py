@@ -326,7 +326,7 @@ def best_of_pool(
 
 @dataclass(frozen=True)
 class DepthTreeDrafter(ChoiceTree):
-    """Makes a tree of one distribution per depth, whatever was drafted above; it costs one pass.
+    """Builds a tree from one distribution per depth, shared by all nodes there, in one pass.
 
     A `static` tree has the shape of `choices`, paths of ranks: the Cartesian product of the best
     tokens of each depth, cut to the choices; those deeper than the head predicts are left out. A

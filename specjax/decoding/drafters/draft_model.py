@@ -96,7 +96,8 @@ class DraftModel(Drafter):
     length: int = setting(5, at_least=1)
     """Tokens per draft for fixed, the initial number for heuristic; at most max_length."""
     threshold: float | None = setting(None, above=0, below=1)
-    """Threshold of confidence or disco; by default 0.4, or the classifier's."""
+    """Threshold of confidence or disco; by default 0.4 for confidence, and
+    for disco 0.5 or that of the loaded classifier."""
     max_length: int = setting(20, at_least=1)
     """Maximum number of drafted tokens."""
     is_drawn: bool = True

@@ -32,8 +32,8 @@ from specjax.models.target import ModelOutput, Taps, Target
 
 PARTS = ("copy", "head")
 LIKELY = 0.2  # mean probability of nodes that are worth a wider pass
-# Pseudo-counts of first tokens, of those after long matches, and of later tokens. Fitted, as is
-# `KEPT`, to the copies of PLD+ in answers of SmolLM2 to Spec-Bench; those of long matches are not.
+# Pseudo-counts of first tokens, of those after long matches, and of later tokens. The first and the
+# last were fitted, like `KEPT`, to the copies of PLD+ in SmolLM2's answers to Spec-Bench.
 PRIOR_RIGHT, PRIOR_WRONG = np.array([[[1.0, 3.0, 3.0]]]), np.array([[[2.0, 1.0, 1.0]]])
 KEPT = 0.8  # weight of earlier drafts in the counts, at each new one
 
@@ -80,7 +80,7 @@ class Hybrid(Drafter):
     """Nodes to verify, root included."""
     max_tokens: int = setting(0, at_least=0)
     """Maximum number of nodes, if those beyond num_tokens have a probability of 0.2 or more on
-    average. No effect up to num_tokens."""
+    average. It must exceed num_tokens to have an effect."""
     head_cost: float = setting(0.2, at_least=0)
     """The time of the head's draft, in passes of the target; 0: the head always drafts."""
     copy_source: str = ""
@@ -226,7 +226,7 @@ class Hybrid(Drafter):
         copied = first * (1 - later**depth) / (1 - later)  # tokens expected
         num_right = jnp.sum(state.right[:, 1], 1)
         num_drafts = jnp.sum((state.right + state.wrong)[:, 1, :2], 1)
-        predicted = (1 + num_right) / (1 + num_drafts)  # one token before it is known
+        predicted = (1 + num_right) / (1 + num_drafts)  # with a pseudo-count of one right token
         if type(self.parts[1]).skip is Drafter.skip:  # nothing would be saved
             return depth >= 0
         return (depth == 0) | ((1 - first) * predicted > self.head_cost * (1 + copied))

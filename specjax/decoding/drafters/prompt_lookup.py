@@ -29,7 +29,8 @@ class PromptLookup(CopyingDrafter):
     As published, the first occurrence of the longest n-gram wins, and only occurrences followed by
     `num_tokens` tokens count, unless `allow_shorter`. With a large `max_ngram` and the last
     occurrence this is longest suffix matching. An occurrence may overlap the n-gram that is looked
-    up, which the published code rules out; this matters only if `num_tokens <= max_ngram`.
+    up, which the published code rules out; this matters only if at most `max_ngram` tokens must
+    follow.
     """
 
     max_ngram: int = setting(3, at_least=1)

@@ -51,8 +51,8 @@ class Recycling(Drafter):
 
     Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models
     with Token Recycling". The table holds the `num_successors` most likely tokens after each token,
-    taken from the target's logits at every node that it verified last, accepted or not. The child
-    of rank r of a node is successor r of its token.
+    taken from the target's logits at the last verified node with that token, accepted or not. The
+    child of rank r of a node is successor r of its token.
 
     Differences from the published code: each sequence has a table, which starts from its prompt
     (`from_prompt`) and, if `seeded`, from the target's successors of each token; nodes without a
@@ -178,7 +178,7 @@ def _ranked(
 
 @partial(jax.jit, static_argnums=(0, 2))
 def successors_of(target: Target, params: Any, count: int) -> Successors:
-    """Computes the most likely tokens after each token, which follows the text's first, if any."""
+    """Computes the most likely tokens after each token, which follows BOS if the model has one."""
     config = target.config
     cache = target.new_cache(params, SEED_BLOCK, 2, 2)
     if config.bos_token_id is not None:
@@ -199,7 +199,7 @@ def successors_of(target: Target, params: Any, count: int) -> Successors:
 
 
 def is_kept(outcome: Outcome) -> Bool[Array, "B N"]:
-    """Whether the table keeps the successors at a node, of those with its token in this round."""
+    """Whether the table keeps a node's successors: of one node per token, preferably accepted."""
     tree, path = outcome.tree, outcome.verification.path
     count, nodes = tree.num_nodes, jnp.arange(tree.num_nodes)[None, :]
     is_step = jnp.arange(path.shape[1])[None, :] <= outcome.verification.num_accepted[:, None]
