@@ -2,15 +2,12 @@
 
 Repeated segments come first: without them the model learns the statistics of code long before it
 learns to look back, and an edit task is mostly looking back. Edit tasks and plain code follow, and
-finally both at twice the length. Every batch is a function of the step, so an interrupted run
-resumes from its newest checkpoint as if nothing had happened.
+finally both at twice the length. The same command goes on where it was interrupted.
 """
 
 import json
 import platform
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
-import rich.progress
 import tyro
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from recipes.pocket import tokenizer
 from recipes.pocket.corpus import held_out_tasks
@@ -35,6 +30,11 @@ from specjax.core.files import expand_user, new_folder, readable, vacant, writab
 from specjax.core.folder import RunFolder
 from specjax.models import causal_rows
 from specjax.models.io.huggingface import save_transformer
+from specjax.training import LoopOptions
+from specjax.training import train as run_to_end
+from specjax.training.data import from_function
+from specjax.training.loop import Evaluation
+from specjax.training.run_folder import METRICS
 
 TARGET = TransformerConfig(
     vocab_size=2048,
@@ -57,7 +57,6 @@ DRAFT = replace(
     num_attention_heads=2,
     num_key_value_heads=2,
 )
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Options:
     """Train pocket's target or its draft model."""
 
     out: Path
-    """Run folder: checkpoints, metrics.jsonl and, at the end, the model in Hugging Face format."""
+    """The run folder. At the end it holds the model in Hugging Face format."""
     size: str = "target"
     """Which model: target or draft."""
     vocabulary: Path | None = None
@@ -176,63 +175,38 @@ def next_token_losses(
     return losses, (jnp.argmax(output.logits, axis=-1) == labels).astype(jnp.float32)
 
 
-def train(recipe: Recipe, data: TrainingData, options: Options) -> dict:
+def train(recipe: Recipe, data: TrainingData, options: Options) -> PyTree:
     """Runs `recipe` to its end, or on from the newest checkpoint; returns the trained params."""
-    model, transform = Transformer(recipe.config), optimizer(recipe)
-    params = model.initialise(jax.random.key(recipe.seed))
-    state = {"params": params, "moments": transform.init(params)}
+    model = Transformer(recipe.config)
 
-    def loss_fn(params, tokens, weights):
+    def loss_fn(params, frozen, batch, key):
+        del frozen, key  # there is no other model, and no noise
+        tokens, weights = batch
         losses, _ = next_token_losses(model, params, tokens)
         weights = weights[:, 1:]
-        return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+        return jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1.0), {}
 
-    @jax.jit
-    def train_step(state, tokens, weights):
-        loss, gradient = jax.value_and_grad(loss_fn)(state["params"], tokens, weights)
-        updates, moments = transform.update(gradient, state["moments"], state["params"])
-        return {"params": optax.apply_updates(state["params"], updates), "moments": moments}, loss
+    def batch_at(step: int):
+        phase = recipe.phase_at(step)
+        return data.batch(step, phase.batch_size, phase.length, phase.mixture)
 
-    metrics = RunFolder(options.out)
-    seconds = stopwatch(metrics)
-    with (
-        ocp.CheckpointManager(
-            (options.out / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=2),
-        ) as manager,
-        rich.progress.Progress(
-            *rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn()
-        ) as bar,
-    ):
-        first = manager.latest_step() or 0
-        if first:
-            state = manager.restore(first, args=ocp.args.StandardRestore(state))
-        task = bar.add_task(f"pocket {options.size}", total=recipe.num_steps, completed=first)
-        for step in range(first, recipe.num_steps):
-            phase = recipe.phase_at(step)
-            batch = data.batch(step, phase.batch_size, phase.length, phase.mixture)
-            state, loss = train_step(state, *batch)
-            done = step + 1
-            bar.update(task, completed=done)
-            is_saved, is_evaluated = (
-                done % every == 0 or done == recipe.num_steps
-                for every in (options.save_every, options.evaluate_every)
-            )
-            if is_saved:
-                manager.save(done, args=ocp.args.StandardSave(state))
-            if is_saved or is_evaluated:
-                row = {"step": done, "loss": round(float(loss), 4), "seconds": seconds()}
-                row |= evaluate(model, state["params"], data) if is_evaluated else {}
-                metrics.append(METRICS, row)
-                bar.console.print(row)
-    return state["params"]
-
-
-def stopwatch(folder: RunFolder) -> Callable[[], float]:
-    """Returns a clock of the seconds that a run has taken, earlier sessions included."""
-    spent = [row["seconds"] for row in folder.records(METRICS)]
-    started = time.perf_counter() - max(spent, default=0.0)
-    return lambda: round(time.perf_counter() - started, 1)
+    trained = run_to_end(
+        loss_fn,
+        model.initialise(jax.random.key(recipe.seed)),
+        from_function(batch_at),
+        optimizer(recipe),
+        LoopOptions(
+            num_steps=recipe.num_steps,
+            save_every=options.save_every,
+            log_every=options.save_every,
+            eval_every=options.evaluate_every,
+        ),
+        options.out,
+        asdict(recipe),
+        evaluation=Evaluation(lambda params: evaluate(model, params, data), "accuracy"),
+        title=f"pocket {options.size}",
+    )
+    return trained.params  # of the last step, at whose end the learning rate is zero
 
 
 def evaluate(model: Transformer, params: dict, data: TrainingData, length: int = 384) -> dict:
@@ -251,7 +225,8 @@ def evaluate(model: Transformer, params: dict, data: TrainingData, length: int =
         answers = answers[:, 1:]
         report[f"accuracy/{kind}"] = round(float(np.sum(correct * answers) / answers.sum()), 4)
         every_loss.append(float(np.sum(loss * answers) / answers.sum()))
-    return report | {"held_out_answer_loss": round(float(np.mean(every_loss)), 4)}
+    accuracy, loss = (round(float(np.mean(x)), 4) for x in ([*report.values()], every_loss))
+    return report | {"accuracy": accuracy, "held_out_answer_loss": loss}
 
 
 def find_tokenizer(options: Options, vocabulary_size: int) -> Path:

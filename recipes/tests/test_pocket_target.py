@@ -44,12 +44,13 @@ def test_a_run_saves_and_evaluates_each_at_its_own_pace(tmp_path, monkeypatch):
     monkeypatch.setitem(recipe.RECIPES, "draft", TINY)
     monkeypatch.setattr(tokenizer, "tokenizer_texts", lambda: TEXTS)
     monkeypatch.setattr(corpus, "pieces", lambda held_out: tuple(TEXTS))
-    monkeypatch.setattr(recipe, "evaluate", lambda *given: {"evaluated": True})
+    monkeypatch.setattr(recipe, "evaluate", lambda *given: {"accuracy": 1.0})
     recipe.build(Options(tmp_path / "run", "draft", save_every=3, evaluate_every=2))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
-    assert [row["step"] for row in rows if "evaluated" in row] == [2, 4, 6, 7]
+    assert [row["step"] for row in rows] == [2, 3, 4, 6, 6, 7, 7]
+    assert [row["step"] for row in rows if "accuracy" in row] == [2, 4, 6, 7]
+    assert [row["step"] for row in rows if "loss" in row] == [3, 6, 7]
     target = specjax.load(tmp_path / "run" / "model")
     assert target.tokenizer("def")["input_ids"]
     record = json.loads((tmp_path / "run" / "model" / "recipe.json").read_text())
