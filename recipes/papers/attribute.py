@@ -7,7 +7,6 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from specjax.cli.decoding_options import TargetOptions
-from specjax.core.errors import warn
 from specjax.core.settings import setting
 from specjax.core.text import safe_console
 
@@ -36,16 +35,12 @@ class Attribute(TargetOptions):
         """Scores the file and prints the table."""
         from rich.table import Table
 
-        from specjax.core.files import expand_user
         from specjax.loading.drafters import load_drafter
         from specjax.models.target import Taps
 
         from .quotesum import evaluate, read_quotesum
 
-        examples, warnings = read_quotesum(expand_user(self.file))
-        examples = examples[: self.limit]
-        for line in warnings:
-            warn(line)
+        examples = read_quotesum(self.file, self.limit)
         target = self.load_target()
         drafter, _ = load_drafter("pld-plus", target)
         layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)

@@ -10,7 +10,6 @@ from statistics import fmean
 
 from specjax import SpecjaxError
 from specjax.core.files import expand_user, write_whole
-from specjax.data.records import content_of
 from specjax.data.task_files import FORMS, Question, read_questions
 
 from .editing import EDITING_FORMS
@@ -77,22 +76,6 @@ def write_tasks(questions: Mapping[str, Sequence[Question]], folder: Path) -> Pa
     text = "\n".join(lines) + "\n"
     path = folder / f"tasks-{zlib.crc32(text.encode()):08x}.jsonl"
     write_whole(path, text.encode())
-    return path
-
-
-def fetched(source: str, folder: Path) -> Path:
-    """Returns a local file; downloads an address into `folder` first."""
-    if "://" not in source:
-        return Path(source)
-    path = folder / source.rsplit("/", 1)[-1]
-    if not path.is_file():
-        try:
-            content = content_of(source)
-        except OSError as error:  # of the network
-            raise SpecjaxError(
-                f"{source} could not be read ({error}); try again, or give --data FOLDER"
-            ) from error
-        write_whole(path, content)
     return path
 
 

@@ -38,13 +38,10 @@ class QuoteSumExample:
     quotes: tuple[tuple[int, int], ...]  # characters of the answer, from and to (exclusive)
 
 
-def read_quotesum(path: Path) -> tuple[list[QuoteSumExample], list[str]]:
-    """Returns the examples of a JSONL file, and complaints about other lines."""
-    complaints: list[str] = []
+def read_quotesum(source: str | Path, limit: int | None = None) -> list[QuoteSumExample]:
+    """Returns the first `limit` examples of a JSONL file or its address; warns of other lines."""
     expected = "QuoteSum example; give a JSONL file of QuoteSum's"
-    records = read_records(path)
-    examples = list(good_records(path, records, _checked, expected, complain=complaints.append))
-    return examples, complaints
+    return list(good_records(source, read_records(source), _checked, expected, limit))
 
 
 def _checked(record: Any) -> QuoteSumExample:

@@ -35,7 +35,7 @@ from .figures import Figures, comparison, figures_of, improvement_factor, titles
 from .inputs import TRIAL, Inputs
 from .lengths import tune_length
 from .oracle import WithOracle
-from .questions import fetched, num_words, sources_of, write_tasks
+from .questions import num_words, sources_of, write_tasks
 from .quotesum import evaluate, read_quotesum
 from .recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
 from .variants import ORACLE, TUNED, alias, needs_ranking, resolved
@@ -114,13 +114,12 @@ class Reproduction(Inputs):
         """Scores the attribution of copied tokens."""
         data = shared_data()[self.recipe.data[part.data[0]]]
         [source] = sources_of(data, self.options.data)
-        examples, _ = read_quotesum(fetched(source, self.out))
+        examples = read_quotesum(source, self.options.limit)
         target = self.load(part)
         settings: dict[str, Any] = {} if self.options.target else {"layer": 9}
         drafter, _ = load_drafter("pld-plus", target, **settings)
         thresholds = {f"threshold {least}": least for least in (2, 5, 8)}
-        examples, layer = examples[: self.options.limit], drafter.taps.hidden_layers[0]
-        spans = tuple(thresholds.values())
+        layer, spans = drafter.taps.hidden_layers[0], tuple(thresholds.values())
         scores = evaluate(examples, target, layer, drafter.max_depth, spans)
         return self.cells(part, {title: scores[n]._asdict() for title, n in thresholds.items()})
 
