@@ -3,7 +3,7 @@
 Nothing runs, so nothing is noisy: of each program this tables the bytes that a round reads, copies
 of the KV cache, kernels, the times that the host has to decide, and temporary memory. Needs wheels
 only: `pip install libtpu` for TPUs, `pip install jax-cuda12-plugin[with-cuda]` for GPUs. Rows are
-kept in compiled.json and the tables in compiled.md; what changed since the last run is listed.
+kept in compiled.json and the tables in compiled.md, where `git diff` shows what has changed.
 
 Two depths are compiled and costs taken as linear in the layers; `--layers 32` compiles the whole
 model. With several devices figures are those of one of them; --mesh sets how they share the work.
@@ -24,7 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.devices import DEVICES, Device
 from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
-from benchmarks.compiled.tables import changes, key, markdown
+from benchmarks.compiled.tables import key, markdown
 from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
@@ -76,7 +76,7 @@ def run(options: CompiledOptions) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # programs from it leave no dump
     path, source = options.out / "compiled.json", revision()
-    before = read_json(path)["rows"] if path.exists() else []
+    done = {key(row) for row in _rows_in(path)} if options.missing else set()
     failed = 0
     for name in options.devices:
         device = DEVICES[name]
@@ -100,8 +100,7 @@ def run(options: CompiledOptions) -> None:
             new = 0 if is_training else options.max_new_tokens
             request = size, kind, temperature, method, prompt, new, options.batch_size
             case = Case(name, *request, mesh, 0 if is_training else options.padded_width)
-            place = key(case._asdict() | _depths(case, options))
-            if options.missing and any(key(each) == place for each in before):
+            if key(case._asdict() | _depths(case, options)) in done:
                 continue
             print(" ".join(map(str, case)), file=sys.stderr, flush=True)
             try:
@@ -111,10 +110,8 @@ def run(options: CompiledOptions) -> None:
                 failed += 1
                 continue
             _keep(path, row)
-            for line in changes([each for each in before if key(each) == place], row):
-                print(line, flush=True)
     if path.exists():
-        print(markdown(read_json(path)["rows"]))
+        print(markdown(_rows_in(path)))
     if failed:
         raise SpecjaxError(f"{failed} programs failed; see above")
 
@@ -147,10 +144,13 @@ def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) ->
     return case._asdict() | about | {"versions": versions()["jax"], "machine": machine()} | found
 
 
+def _rows_in(path: Path) -> list[Row]:
+    return read_json(path)["rows"] if path.exists() else []
+
+
 def _keep(path: Path, row: Row) -> None:
     """Puts a row in place of the one of the same request, and writes the tables anew."""
-    rows = read_json(path)["rows"] if path.exists() else []
-    rows = [each for each in rows if key(each) != key(row)] + [row]
+    rows = [each for each in _rows_in(path) if key(each) != key(row)] + [row]
     order = list(DEVICES), list(SIZES), [*METHODS, TRAINING]
     rows.sort(
         key=lambda each: (

@@ -1,4 +1,4 @@
-"""The tables of compiled programs, and the changes since they were last written."""
+"""The tables of compiled programs."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,6 @@ Per training step:
 - On TPUs, the memory of a training step is not linear in the number of layers. Programs of 2 and
   3 layers overestimate it by 5 to 6 GB, so those of the 70B are compiled whole.
 """
-EXACT = 0.005  # a figure that differs by this share or more is another one
 ROUND = {
     "method": "{method}",
     "prompt": "{prompt}",
@@ -152,17 +151,3 @@ def _cell(row: Row, form: str) -> str:
         return form.format(**values)
     except KeyError:
         return "-"
-
-
-def changes(before: Sequence[Row], row: Row) -> list[str]:
-    """Returns a line for each figure that is not as in the row before, if there was one."""
-    lines = []
-    for old in before:
-        for name, value in row.items():
-            if isinstance(value, str) or old.get(name) in (value, None) or value is None:
-                continue
-            if isinstance(value, list) or not isinstance(value, int | float):
-                lines.append(f"  {name}: {old[name]} -> {value}")
-            elif abs(value - old[name]) > EXACT * abs(old[name]):
-                lines.append(f"  {name}: {old[name]:.6g} -> {value:.6g}")
-    return lines

@@ -4,7 +4,6 @@ import pytest
 
 from benchmarks.compiled import __main__ as compiled
 from benchmarks.compiled.program import Program, host_synchronisations
-from benchmarks.compiled.tables import changes
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import read_json
 
@@ -106,13 +105,6 @@ def test_the_turns_of_a_loop_that_counts_are_known():
 
 def test_what_the_host_decides_is_counted():
     assert host_synchronisations(THUNKS) == 2
-
-
-def test_a_difference_from_the_last_run_is_named():
-    before = {"device": "cpu", "pass_read": 100.0, "cache_copies": 0.0}
-    after = before | {"pass_read": 102.0}
-    assert changes([before], after) == ["  pass_read: 100 -> 102"]
-    assert changes([], after) == changes([before], before) == []
 
 
 def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
