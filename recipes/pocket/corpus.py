@@ -20,7 +20,6 @@ from typing import Any
 
 from recipes.pocket.edits import KINDS, EditTask, make_edit
 from specjax import SpecjaxError
-from specjax.data.conversations import ASSISTANT, USER, Conversation, Turn
 
 HELD_OUT_FRACTION = 0.05
 PIECE_LINES = (3, 40)  # minimum and maximum
@@ -204,25 +203,20 @@ def _first_edit(
 # ---- Conversations for training ----------------------------------------------------------------
 
 
-def pocket_conversations(count: int, seed: int = 0) -> tuple[Conversation, ...]:
-    """Returns `count` conversations of the training side, for drafters to learn from.
+def conversation_records(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Yields `count` conversations of the training side, for drafters to learn from.
 
-    The seed and its number decide each of them. `EDIT_SHARE` of them are edit tasks; the rest is
-    plain code.
+    The seed and its number decide each of them. `EDIT_SHARE` of them are edit tasks with the
+    message that pocket was trained on; the rest is plain code.
     """
     allowed = pieces(held_out=False)
-    made = []
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
-        is_edit = rng.random() < EDIT_SHARE
-        made.append(as_conversation(_edit(allowed, rng)) if is_edit else _code(rng))
-    return tuple(made)
-
-
-def as_conversation(task: EditTask) -> Conversation:
-    """Returns the task as the message that pocket was trained on, with the result as answer."""
-    message = f"{task.instruction}\n{task.source}"
-    return Conversation((Turn(USER, message), Turn(ASSISTANT, task.result)))
+        if rng.random() < EDIT_SHARE:
+            task = _edit(allowed, rng)
+            yield {"prompt": task.message, "response": task.result}
+        else:
+            yield {"text": _code(rng)}
 
 
 def _edit(pieces: Sequence[str], rng: random.Random) -> EditTask:
@@ -233,10 +227,10 @@ def _edit(pieces: Sequence[str], rng: random.Random) -> EditTask:
             return task
 
 
-def _code(rng: random.Random) -> Conversation:
+def _code(rng: random.Random) -> str:
     """Returns some lines of a module, which is the likelier the longer it is."""
     modules = module_texts(held_out=False)
     [text] = rng.choices(modules, weights=list(map(len, modules)))
     start = rng.randrange(max(1, len(text) - CONVERSATION_CHARACTERS))
     start = text.rfind("\n", 0, start) + 1
-    return Conversation(text=text[start : start + CONVERSATION_CHARACTERS])
+    return text[start : start + CONVERSATION_CHARACTERS]

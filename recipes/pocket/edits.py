@@ -87,10 +87,15 @@ class EditTask:
     source: str
     result: str
 
+    @property
+    def message(self) -> str:
+        """The user's message, whose answer is `result`."""
+        return f"{self.instruction}\n{self.source}"
+
 
 def prompt_text(task: EditTask) -> str:
     """Returns the prompt of a task, up to where the answer begins."""
-    return f"{BEGIN}{USER}{task.instruction}\n{task.source}{ASSISTANT}"
+    return f"{BEGIN}{USER}{task.message}{ASSISTANT}"
 
 
 def answer_text(task: EditTask) -> str:

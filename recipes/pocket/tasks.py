@@ -6,7 +6,7 @@ Python 3.11.7. It takes a minute.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,35 +37,20 @@ def task_records(is_validation: bool) -> Iterable[dict[str, Any]]:
     for kind in KINDS:
         for task in tasks:
             if task.kind == kind:
-                message = f"{task.instruction}\n{task.source}"
-                yield {"category": kind, "turns": [message], "answer": task.result}
+                yield {"category": kind, "turns": [task.message], "answer": task.result}
     for opening in corpus.held_out_openings(NUM_TASKS, validation=is_validation):
         yield {"category": "complete", "prompt": opening}
 
 
-def conversation_records(count: int) -> Iterable[dict[str, Any]]:
-    """Yields training conversations: edit tasks with answers, and plain code."""
-    for conversation in corpus.pocket_conversations(count):
-        if conversation.text:
-            yield {"text": conversation.text}
-        else:
-            prompt, response = conversation.turns
-            yield {"prompt": prompt.text, "response": response.text}
-
-
-def files(num_conversations: int) -> Mapping[str, Iterable[dict[str, Any]]]:
-    """Returns the records of each file."""
-    return {
-        "test.jsonl": task_records(is_validation=False),
-        "validation.jsonl": task_records(is_validation=True),
-        "conversations.jsonl": conversation_records(num_conversations),
-    }
-
-
 def write(options: Options) -> None:
     """Writes the files."""
+    files = {
+        "test.jsonl": task_records(is_validation=False),
+        "validation.jsonl": task_records(is_validation=True),
+        "conversations.jsonl": corpus.conversation_records(options.num_conversations),
+    }
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, records in files(options.num_conversations).items():
+    for name, records in files.items():
         lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
         (options.out / name).write_text("".join(lines), encoding="utf-8")
 

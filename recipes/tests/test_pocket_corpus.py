@@ -15,6 +15,7 @@ from recipes.pocket import tasks as shipped
 from recipes.pocket.edits import KINDS, EditTask, answer_text, prompt_text
 from recipes.pocket.source import code_tokens, replace_at
 from specjax.core.errors import SpecjaxError
+from specjax.data.conversations import conversation_of
 from specjax.data.task_files import TASKS as FOLDER
 from specjax.loading.hub import pocket_folder
 from specjax.training.examples import tokenize
@@ -133,18 +134,21 @@ def test_a_task_has_the_tokens_that_pocket_was_trained_on():
     tokenizer = AutoTokenizer.from_pretrained(pocket_folder())
     for task in held_out_tasks()[: len(KINDS)]:
         prompt, answer = (tokenizer(text(task))["input_ids"] for text in (prompt_text, answer_text))
-        example = tokenize(corpus.as_conversation(task), tokenizer, 9999)
+        record = {"prompt": task.message, "response": task.result}
+        example = tokenize(conversation_of(record), tokenizer, 9999)
         assert example.tokens.tolist() == prompt + answer
         assert example.is_answer.tolist() == [False] * len(prompt) + [True] * len(answer)
 
 
 def test_conversations_are_decided_by_seed_and_number_and_use_no_held_out_code():
-    made = corpus.pocket_conversations(30, seed=1)
-    assert made[:7] == corpus.pocket_conversations(7, seed=1)
-    assert not set(made) & set(corpus.pocket_conversations(30, seed=2))
-    edited = [each.turns for each in made if each.turns]
+    made = list(corpus.conversation_records(30, seed=1))
+    assert made[:7] == list(corpus.conversation_records(7, seed=1))
+    assert not [each for each in corpus.conversation_records(30, seed=2) if each in made]
+    edited = [each["prompt"] for each in made if "prompt" in each]
     assert 18 <= len(edited) <= 29
-    sources = {prompt.text.split("\n", 1)[1] for prompt, _ in edited}
+    sources = {prompt.split("\n", 1)[1] for prompt in edited}
     assert not sources & set(corpus.pieces(held_out=True))
-    modules = corpus.module_texts(held_out=False)
-    assert all(any(each.text in module for module in modules) for each in made if each.text)
+    code = [each["text"] for each in made if "text" in each]
+    assert all(
+        any(text in module for module in corpus.module_texts(held_out=False)) for text in code
+    )
