@@ -5,14 +5,12 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from specjax import LoadedTarget, SpecjaxError, load_drafter
-from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
+from specjax import SpecjaxError, load_drafter
 from specjax.bench.options import BenchOptions, sources_in
 from specjax.bench.report.markdown import table
 from specjax.bench.report.tables import Grid
@@ -22,7 +20,6 @@ from specjax.cli import COMMANDS
 from specjax.cli.parser import parse
 from specjax.cli.tune import show_sweep
 from specjax.core.files import read_json, write_whole
-from specjax.core.memory import device_bytes
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import read_tuned
 from specjax.models.fingerprint import fingerprint
@@ -30,7 +27,7 @@ from specjax.models.io.classifier import CLASSIFIER, load_classifier
 from specjax.models.io.head_files import HEAD
 from specjax.tuning.runs import Workload
 
-from .estimate import DECODING, OTHER_SPEED, in_hours, summary
+from .estimate import summary
 from .figures import Figures, comparison, figures_of, improvement_factor, titles_of, uses_samples
 from .inputs import TRIAL, Inputs
 from .lengths import tune_length
@@ -199,24 +196,8 @@ class Reproduction(Inputs):
         )
         measured = checksum(options, oracle, target.name, target.dtype_name)
         folder = self.out / "bench" / f"{part.model}-{measured}"
-        self.say(f"methods: {len(names)}; {self.machine_estimate(target, tasks, len(names))}")
         run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
         return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
-
-    @cached_property
-    def bandwidth(self) -> float:
-        """The bytes per second that this machine reads."""
-        return read_bandwidth()
-
-    def machine_estimate(self, target: LoadedTarget, tasks: Path, num_methods: int) -> str:
-        """Estimates the time of the benchmark on this machine from its memory bandwidth."""
-        with tasks.open(encoding="utf-8") as lines:
-            num_turns = sum(len(json.loads(line).get("turns", "1")) for line in lines)
-        seconds = bytes_per_pass(target, 512.0) / (DECODING * self.bandwidth)
-        runs = self.recipe.runs * len(self.recipe.temperatures) * (1 + num_methods / OTHER_SPEED)
-        hours = seconds * num_turns * self.recipe.max_new_tokens * runs / 3600
-        gigabytes = device_bytes(target.params) / 1e9
-        return f"at most about {in_hours(hours)} hours here, and {gigabytes:.2g} GB"
 
     def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
         """Returns the drafter's source of each variant; drops variants without one.
