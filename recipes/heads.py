@@ -48,25 +48,25 @@ def lasting(num_steps: int, learning_rate: float, seed: int = 0) -> tuple[str, .
 class Recipe:
     """The runs of one target, in the order in which they are made."""
 
-    target: str | None  # None: the command line names it
+    target: str | None  # by default; None: the command line names it
     runs: Mapping[str, Run]
     common: tuple[str, ...]  # settings of all runs
     shipped: Mapping[str, str]  # name of a head that is kept: its run
     dtype: str  # of the kept heads
-    data: str | None = None  # None: the command line names it
     draft_vocab: int = 0  # of the kept heads that can have one; 0: all tokens
     keeps_states: bool = False  # whether runs share the target's hidden states
 
     @property
     def options(self) -> type:
         """The options of the command line."""
-        named = [(name, str) for name in ("target", "data") if getattr(self, name) is None]
         fields = [
+            ("target", str, self.target) if self.target else ("target", str),
+            ("data", str),
             ("out", Path),
             ("only", tuple[str, ...], tuple(self.runs)),
             ("ship", Path | None, None),
         ]
-        return make_dataclass("Options", [*named, *fields], kw_only=True)
+        return make_dataclass("Options", fields, kw_only=True)
 
 
 def main(recipe: Recipe) -> int:
@@ -84,9 +84,8 @@ def build(recipe: Recipe, options: Any) -> None:
     for name in options.only:
         if name not in recipe.runs:
             raise SpecjaxError(f"run {name!r} is unknown; choose from {', '.join(recipe.runs)}")
-    target, data = recipe.target or options.target, recipe.data or options.data
     for name in options.only:
-        command = command_of(recipe, name, out, target, data)
+        command = command_of(recipe, name, out, options.target, options.data)
         print(name, *command[3:], flush=True)
         if subprocess.run(command, check=False).returncode:
             raise SpecjaxError(f"run {name} failed; see its message above, then repeat the command")
@@ -94,7 +93,7 @@ def build(recipe: Recipe, options: Any) -> None:
         for name, run in recipe.shipped.items():
             if run in options.only:
                 folder = expand_user(options.ship) / name
-                ship(recipe, out / run / HEAD, folder, target, data)
+                ship(recipe, out / run / HEAD, folder, options.target, options.data)
 
 
 def command_of(recipe: Recipe, name: str, out: Path, target: str, data: str) -> list[str]:
