@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.smollm2.checks import Verdict
 from recipes.smollm2.many_heads import ALL_RUNS, start_of
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
@@ -45,7 +46,6 @@ COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the
     ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
 )
 UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
-VERDICTS = HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 WIDTHS = (1, 4, 8, 16, 64)  # of passes, in tokens
 STEPS = (250, 500, 1000, 2000)  # of a training whose accepted lengths are shown
 NUM_BARS = 4
@@ -311,7 +311,8 @@ def claim_table(figures: Figures) -> str:
                 for task in TASKS
             }
             num_true = sum(ratios[task] > bar for task in TASKS if task != ALL)
-            verdict = HOLDS if num_true >= 8 else FAILS if num_true <= 1 else UNDECIDED
+            decided = Verdict.HOLDS if num_true >= 8 else Verdict.FAILS
+            verdict = Verdict.UNDECIDED if 1 < num_true < 8 else decided
             cells = f"{ratios[ALL]:.2f}", f"{num_true} of {len(TASKS) - 1}", published
             rows.append([claim, *cells, verdict])
     listed = table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
@@ -320,7 +321,7 @@ def claim_table(figures: Figures) -> str:
 
 def verdicts_of(revision: str, rows: Sequence[Sequence[str]]) -> str:
     """Counts the verdicts, which are last in their rows."""
-    holds, fails, undecided = (sum(row[-1] == word for row in rows) for word in VERDICTS)
+    holds, fails, undecided = (sum(row[-1] == word for row in rows) for word in Verdict)
     return (
         f"Measured at revision {revision[:12]}: {holds} of {len(rows)} claims hold, {fails} do "
         f"not, {undecided} are undecided."
