@@ -1,14 +1,13 @@
 """Measures SmolLM2-135M-Instruct with all methods, beside other libraries, and writes the results.
 
-    python -m recipes.smollm2.results --target TARGET --data FOLDER --out FOLDER [--quick]
+    python -m recipes.smollm2.results --target TARGET --data FOLDER --out FOLDER
 
 The data folder holds `spec_bench.jsonl`, `mbpp.jsonl` and an English text, `wiki_demo.txt`. The
 questions are first turns of Spec-Bench's six groups, MBPP's problems, and edits: rename a function,
-correct the spelling of a text. The command takes 40 minutes on two cores, with `--quick` (few
-methods, a question of each kind) less than ten. It goes on where it was interrupted, unless the
-revision or the machine has changed. At the end it writes docs/results/smollm2.json and, from it,
-the page, the chart, and the figures of README.md and docs/index.md.
-Without options it only writes the latter again.
+correct the spelling of a text. The command takes 40 minutes on two cores. It goes on where it was
+interrupted, unless the revision or the machine has changed. At the end it writes
+docs/results/smollm2.json and, from it, the page, the chart, and the figures of README.md and
+docs/index.md. Without options it only writes the latter again.
 """
 
 import json
@@ -50,7 +49,6 @@ COMBINED = {"hybrid": ("pld-plus", "hass"), "pld+recycling": ("pld", "recycling"
 SIZED = ("pld-plus", "recycling", "hass", *COMBINED)  # measured with trees of several sizes
 PASSES, BFLOAT16 = "passes.json", "bfloat16"
 SLOTS = 640  # of the cache in passes that are timed
-QUICK = ("pld-plus", "recycling", "hass", "hybrid")
 SETTINGS = {  # others have the defaults of a CPU
     "recycling": {"seeded": True},
     "pld+recycling": {"copy": "pld", "head": "recycling", "head.seeded": True},
@@ -85,8 +83,6 @@ class Options:
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs/results")
     runs: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
     """The folder of drafters that do not ship, and of the records of all trainings."""
-    quick: bool = False
-    """Measure four methods on a question of each kind, with 32 new tokens."""
 
     def run(self) -> None:
         """Measures, if there is a target, and writes figures, pages and chart."""
@@ -101,8 +97,7 @@ class Options:
         folder = RunFolder(expand_user(self.out), "results.json")
         with folder.lock():
             about = {"revision": revision(), "machine": machine(), "versions": versions()}
-            about |= {"target": Path(self.target).name, "quick": self.quick}
-            folder.claim(about)
+            folder.claim(about | {"target": Path(self.target).name})
             folder.write_records("questions.jsonl", questions_in(expand_user(self.data)))
             sources = sources_at(expand_user(self.runs))
             for number, name in enumerate(PARTS, 1):
@@ -114,8 +109,7 @@ class Options:
 
     def _measure(self, name: str, sources: Mapping[str, Path], out: Path) -> None:
         part = PARTS[name]
-        known = [method for method in part.methods if method in sources or method not in FOLDERS]
-        methods = [method for method in known if method in QUICK or not self.quick]
+        methods = [name for name in part.methods if name in sources or name not in FOLDERS]
         settings = [
             f"{method}.{key}={value}"
             for method in methods
@@ -126,10 +120,10 @@ class Options:
             drafter=tuple(f"{method}={sources[method]}" for method in methods if method in sources),
             set=tuple(settings),
             tasks=str(out / "questions.jsonl"),
-            max_new_tokens=32 if self.quick else 64,
+            max_new_tokens=64,
             runs=1,
             out=out / name,
-            **{"limit": PER_KIND, **part.options, **({"limit": 1} if self.quick else {})},
+            **{"limit": PER_KIND, **part.options},
         )
         run_bench(partial(load, self.target, quantize=part.quantize), options)
 
@@ -140,8 +134,7 @@ class Options:
             quantize = weights if weights != BFLOAT16 else None
             print(f"passes in {weights}", file=sys.stderr, flush=True)
             target = load(self.target, BFLOAT16, quantize=quantize)
-            counts = (2, 1) if self.quick else (32, 5)
-            seconds[weights] = pass_seconds(target, WIDTHS, SLOTS, *counts)
+            seconds[weights] = pass_seconds(target, WIDTHS, SLOTS, count=32, repeats=5)
         return seconds
 
 
@@ -172,8 +165,8 @@ def figures_of(folder: RunFolder, runs: Path) -> dict[str, Any]:
     """Returns the figures of all parts, and what they are about."""
     parts = {name: read_results(folder.path / name) for name in PARTS}
     about = read_json(folder.path / folder.config)
-    flags = "--data prompts --out runs/results" + " --quick" * about["quick"]
-    about["command"] = f"python -m recipes.smollm2.results --target {about['target']} {flags}"
+    flags = f"--target {about['target']} --data prompts --out runs/results"
+    about["command"] = f"python -m recipes.smollm2.results {flags}"
     first = parts["greedy"].about
     if others := [name for name in parts if parts[name].about["revision"] != about["revision"]]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")

@@ -104,7 +104,7 @@ def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
     monkeypatch.setattr(results, "run_bench", bench)
     monkeypatch.setattr(results, "load", lambda *_, **options: None)
     seconds = iter(3 * [dict.fromkeys(WIDTHS, 0.01)])  # of each kind of weights, once
-    monkeypatch.setattr(results, "pass_seconds", lambda *options: next(seconds))
+    monkeypatch.setattr(results, "pass_seconds", lambda *_, **options: next(seconds))
     monkeypatch.setattr(results, "use_compilation_cache", lambda: None)
     monkeypatch.setattr(results, "revision", lambda: revision)
     monkeypatch.setattr(results, "questions_in", lambda folder: iter([{"turns": ["Why?"]}]))
