@@ -81,8 +81,9 @@ def measure(out: Path, target: LoadedTarget, options: PocketOptions) -> None:
     )
     run_bench(lambda: target, bench)
     if not traces.read_traces(out):
-        names, settings = ",".join(methods), published(methods, target)
-        traces.run(traces.TraceOptions(out, methods=names, set=settings, max_new_tokens=num_new))
+        settings = published(methods, target)
+        traced = BenchOptions(",".join(methods), set=settings, max_new_tokens=num_new)
+        traces.measure(out, target, traced)
 
 
 def published(methods: Mapping[str, str], target: LoadedTarget) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def page_of(folder: Path) -> str:
     return TEMPLATE.read_text(encoding="utf-8").format(
         **{name: about[name] for name in facts},
         methods=method_table(results),
-        parts=traces.table_of(traces.read_traces(folder).values()),
+        parts=traces.table_of(traces.read_traces(folder)),
     )
 
 

@@ -1,42 +1,35 @@
-"""Times the parts of rounds: python -m benchmarks.traces --out FOLDER
+"""Times the parts of rounds: drafting, verifying and the rest.
 
-Prints how long drafting, verifying and the rest of a round take with each method on the first and
-the last prompt, and keeps the figures in FOLDER. Each part is compiled separately, which takes
-minutes; a round then takes a little longer than in one program.
+Each part is compiled separately, which takes minutes; a round then takes a little longer than in
+one program.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Any
 
-from tyro.conf import UseAppendAction, arg
-
-from benchmarks.harness import at_least_1, main, requests_for, table
-from specjax import load, notebook
+from benchmarks.harness import requests_for, table
+from specjax import LoadedTarget, notebook
 from specjax.bench.measure import with_progress
 from specjax.bench.options import BenchOptions
 from specjax.bench.results import Condition
 from specjax.bench.run import make_runners
-from specjax.core.files import read_json, writable_folder
+from specjax.core.files import read_json
 from specjax.core.folder import RunFolder
 from specjax.run.runner import Runner
 
 TRACES = "traces.json"
 
 
-@dataclass(frozen=True)
-class TraceOptions:
-    """The options of this benchmark."""
-
-    out: Path  # folder for the figures
-    target: str = "pocket"  # pocket, a folder in Hugging Face format, or a hub id
-    methods: str = "all"  # as in `specjax bench --methods`
-    set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()
-    tasks: str = "pocket"  # as in `specjax bench --tasks`
-    max_new_tokens: int = 128  # new tokens per prompt at most
+def measure(folder: Path, target: LoadedTarget, options: BenchOptions) -> None:
+    """Times greedy rounds on the first and the last prompt, and keeps the figures in a folder."""
+    first, *others = requests_for(target, options.tasks, 1, options.max_new_tokens)
+    prompts = [first, *others[-1:]]
+    runners = make_runners(target, options, prompts, Condition(0.0, 1))
+    methods = trace(runners, [prompt.ids for prompt in prompts])
+    RunFolder(folder).write_json(TRACES, {"methods": methods})
 
 
 def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
@@ -63,26 +56,10 @@ def round_figures(name: str, rounds: Sequence[notebook.Round]) -> dict[str, Any]
     }
 
 
-def read_traces(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Returns the figures in a folder by method."""
+def read_traces(folder: Path) -> list[Mapping[str, Any]]:
+    """Returns the figures of each method that a folder holds."""
     file = folder / TRACES
-    methods = read_json(file)["methods"] if file.is_file() else ()
-    return {figures["method"]: figures for figures in methods}
-
-
-def run(options: TraceOptions) -> None:
-    """Times the rounds of all methods, prints their parts and keeps the figures."""
-    at_least_1(options, "max_new_tokens")
-    folder, target = writable_folder(options.out), load(options.target)
-    first, *others = requests_for(target, options.tasks, 1, options.max_new_tokens)
-    prompts = [first, *others[-1:]]
-    bench = BenchOptions(
-        methods=options.methods, set=options.set, max_new_tokens=options.max_new_tokens
-    )
-    runners = make_runners(target, bench, prompts, Condition(0.0, 1))
-    methods = trace(runners, [prompt.ids for prompt in prompts])
-    RunFolder(folder).write_json(TRACES, {"methods": methods})
-    print(table_of(methods))
+    return read_json(file)["methods"] if file.is_file() else []
 
 
 def table_of(methods: Iterable[Mapping[str, Any]]) -> str:
@@ -92,7 +69,3 @@ def table_of(methods: Iterable[Mapping[str, Any]]) -> str:
         for one in methods
     ]
     return table(["ms per round, medians", *notebook.PARTS], rows)
-
-
-if __name__ == "__main__":
-    main(run, TraceOptions, __doc__)

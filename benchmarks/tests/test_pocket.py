@@ -26,7 +26,7 @@ def test_settings_that_a_cpu_replaces_are_the_published_ones():
 def test_what_is_measured_exists_and_only_what_is_missing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(pocket, "run_bench", lambda load, options: check(options))
-    monkeypatch.setattr(pocket.traces, "run", lambda options: asked.append(options.methods))
+    monkeypatch.setattr(pocket.traces, "measure", lambda *given: asked.append(given[-1].methods))
     measure(tmp_path, load("pocket"), PocketOptions(tmp_path))
     assert "hass,eagle3" in asked[0]
     open_results(tmp_path, ABOUT).folder.write_json(TRACES, {"methods": [{"method": "pld"}]})
