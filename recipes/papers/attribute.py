@@ -35,17 +35,10 @@ class Attribute(TargetOptions):
         """Scores the file and prints the table."""
         from rich.table import Table
 
-        from specjax.loading.drafters import load_drafter
-        from specjax.models.target import Taps
-
         from .quotesum import evaluate, read_quotesum
 
         examples = read_quotesum(self.file, self.limit)
-        target = self.load_target()
-        drafter, _ = load_drafter("pld-plus", target)
-        layers = drafter.taps.hidden_layers if self.layer is None else (self.layer,)
-        Taps(layers).check(target.config)
-        scores = evaluate(examples, target, layers[0], drafter.max_depth, self.thresholds)
+        scores = evaluate(examples, self.load_target(), self.layer, self.thresholds)
         table = Table("min span", "precision", "recall", "F1", box=None)
         for min_span, row in scores.items():
             table.add_row(str(min_span), *(f"{share:.3f}" for share in row))

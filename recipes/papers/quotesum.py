@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from specjax import LoadedTarget, Prompt, SpecjaxError, Target, from_ids
+from specjax import LoadedTarget, Prompt, SpecjaxError, Target, from_ids, load_drafter
 from specjax.data.records import good_records, read_records
 from specjax.models import Taps, causal_rows
 
@@ -55,11 +55,16 @@ def _checked(record: Any) -> QuoteSumExample:
 def evaluate(
     examples: Sequence[QuoteSumExample],
     target: LoadedTarget,
-    layer: int,
-    num_tokens: int = 70,
-    thresholds: Sequence[int] = (2, 5, 8),
+    layer: int | None,
+    thresholds: Sequence[int],
 ) -> dict[int, Scores]:
-    """Returns the scores for each minimum length of a span, averaged over the examples."""
+    """Returns the scores for each minimum length of a span, averaged over the examples.
+
+    `layer` is the one whose hidden states are compared; None: the default of PLD+.
+    """
+    settings: dict[str, Any] = {} if layer is None else {"layer": layer}
+    drafter, _ = load_drafter("pld-plus", target, **settings)
+    layer = drafter.taps.hidden_layers[0]
     scores: dict[int, list[Scores]] = {least: [] for least in thresholds}
     tokenizer = target.require_tokenizer()
     texts = [tokens_of(example, tokenizer) for example in examples]
@@ -72,7 +77,7 @@ def evaluate(
     for text, prompt_length, true in texts:
         padded = hidden_states(target.params, from_ids([text], BUCKET), target.model, layer)
         states = np.asarray(padded[0, : len(text)], np.float32)
-        source = forced_sources(text, prompt_length, states, num_tokens)
+        source = forced_sources(text, prompt_length, states, drafter.max_depth)
         for least in thresholds:
             scores[least].append(score(is_copied(source, least), true))
     return {

@@ -5,7 +5,6 @@ import json
 from transformers import AutoTokenizer
 
 from recipes.papers.quotesum import evaluate, read_quotesum, tokens_of
-from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.loading.targets import load
 
 
@@ -54,8 +53,7 @@ def test_scores_rise_in_precision_and_fall_in_recall_with_the_threshold(tmp_path
     target = load(str(tiny), "float32")
     summary = "value total [ 2 because of it ] is said"
     examples = read_quotesum(write(tmp_path / "a.jsonl", summary))
-    layer = PromptLookupPlus.layer_for(target.config)
-    scores = evaluate(examples, target, layer, thresholds=(1, 4, 50))
+    scores = evaluate(examples, target, None, (1, 4, 50))
     assert scores[1].recall >= scores[4].recall >= scores[50].recall == 0
     assert scores[4].recall > 0.5
     assert scores[50].precision == 1.0
