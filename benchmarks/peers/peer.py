@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from specjax import LoadedTarget, SpecjaxError
+from specjax.core.text import num_equal
 from specjax.run.runner import GeneratedText, Program
 
 PLD_TOKENS = 10  # tokens of prompt lookup: as many as ours
@@ -71,8 +72,7 @@ def replayed(tokens: Sequence[int], drafts: Sequence[Sequence[int]]) -> Generate
     committed, from_draft, num_accepted = [], [], 0
     for draft in drafts:
         rest = tokens[len(from_draft) :]
-        pairs = zip(draft, rest, strict=False)
-        accepted = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(rest)))
+        accepted = num_equal(draft, rest)
         new = ([True] * accepted + [False])[: len(rest)]
         num_accepted += accepted
         committed.append(len(new))

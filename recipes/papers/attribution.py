@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
+from specjax.core.text import num_equal
 from specjax.decoding.state import NO_SOURCE
 from specjax.run.attribution import spans_of
 
@@ -27,7 +28,8 @@ def forced_sources(
         count = 0
         if len(candidates):
             best = int(candidates[np.argmax(unit[candidates - 1] @ unit[root - 1])])
-            count = _num_same(tokens, best + 1, root + 1, min(num_tokens, prompt_length - best - 1))
+            end = min(best + 1 + num_tokens, prompt_length)
+            count = num_equal(text[best + 1 : end], text[root + 1 :])
         if count:
             source[root : root + count + 1] = np.arange(best, best + count + 1)
         root += count + 1
@@ -57,9 +59,3 @@ def is_copied(source: Sequence[int], min_tokens: int) -> Bool[np.ndarray, " n"]:
     for span in spans_of(source, min_tokens):
         copied[span.start : span.end] = True
     return copied
-
-
-def _num_same(tokens: Int[np.ndarray, " n"], first: int, second: int, limit: int) -> int:
-    limit = min(limit, len(tokens) - second)
-    differ = np.flatnonzero(tokens[first : first + limit] != tokens[second : second + limit])
-    return int(differ[0]) if len(differ) else max(limit, 0)
