@@ -88,10 +88,6 @@ class TrainingData:
         weights[:, 0] = 0
         return tokens, weights
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, with nothing added."""
-        return self.tokenizer.encode(text).ids
-
     def _window(self, rng: np.random.Generator, length: int) -> list[int]:
         start = int(rng.integers(max(1, len(self.code) - length)))
         return np.resize(self.code[start : start + length], length).tolist()

@@ -217,7 +217,8 @@ def evaluate(model: Transformer, params: dict, data: TrainingData, length: int =
         tokens = np.full((12, length), tokenizer.END_ID, np.int32)
         answers = np.zeros((12, length), np.float32)
         for row, task in enumerate(held_out_tasks(12, kinds=(kind,), max_characters=450)):
-            prompt, answer = data.encode(prompt_text(task)), data.encode(answer_text(task))
+            texts = prompt_text(task), answer_text(task)
+            prompt, answer = (data.tokenizer.encode(text).ids for text in texts)
             whole = (prompt + answer)[:length]
             tokens[row, : len(whole)] = whole
             answers[row, len(prompt) : len(whole)] = 1.0
