@@ -30,12 +30,12 @@ from specjax import (
     load_drafter,
     speculative_generate,
 )
+from specjax.bench.measure import PLAIN
 from specjax.bench.options import names_in
 from specjax.core.errors import throttled
 from specjax.decoding.prompt import padded_length
 
 METHODS = "pld,pld-plus,lookahead,recycling,rest,draft-model,medusa,eagle2,auto"
-PLAIN = "plain"
 MAX_GROWTH = 0.05
 NUM_SAMPLES = 20  # of the memory
 CONTROLLED = Sampling(

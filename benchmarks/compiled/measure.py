@@ -28,6 +28,7 @@ from specjax import (
     TransformerConfig,
     speculative_generate,
 )
+from specjax.bench.measure import PLAIN
 from specjax.core.compilation import BEFORE_AMPERE, COMPILER_OPTIONS
 from specjax.core.memory import device_bytes
 from specjax.decoding.drafters.autoregressive import Autoregressive
@@ -36,7 +37,6 @@ from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.quantize import quantize_params
 from specjax.models.sharding import Placement, place, shard_batch
 
-PLAIN = "plain"
 REDUCED, DRAFT_VOCABULARY = "eagle2-16k", 2**14  # EAGLE-2 that drafts 16k tokens only
 METHODS = (PLAIN, REDUCED, *PAPER_METHODS)
 TOP_P = 0.95  # above temperature 0

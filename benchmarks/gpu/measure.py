@@ -22,12 +22,12 @@ from benchmarks.gpu.scripted import Scripted, script_of
 from benchmarks.harness import CYCLE, cycling, random_target
 from specjax import Engine, Generation, LoadedTarget, Params, Prompt, from_ids
 from specjax.bench.bandwidth import bytes_per_pass
+from specjax.bench.measure import PLAIN
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.run.engines import make_engine
 
 Row = dict[str, Any]
 Result = TypeVar("Result")
-PLAIN = "plain"
 OUT_OF_MEMORY = "out of memory"
 NUM_BYTES = {"cpu": 2**27}  # of the array that is copied; on other devices:
 MANY_BYTES = 2**32
