@@ -24,7 +24,7 @@ from specjax.models.native import has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
-# costs little more than one over a single token, so that one alone is compiled if the tree has 16.
+# costs little more than one over a single token, so only the widest of the first two is compiled.
 DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`
@@ -37,6 +37,8 @@ def compiled_widths(drafter: Drafter, target: Target, params: Any) -> list[int]:
         widths = [width for width in DEFAULT_WIDTHS if 2 * width <= drafter.num_nodes]
         if jnp.finfo(target.dtype(params)).bits == 16 and not has_packed(params):
             widths = widths[:2][-1:]
+    if has_packed(params):  # native layers compute no padding; only verification does
+        widths = [width for width in widths if 4 * width <= drafter.num_nodes]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 
 

@@ -211,6 +211,17 @@ def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
     assert compiled_widths(Reader(), model, halves) == widths
 
 
+def test_passes_that_compute_no_padding_have_few_widths(monkeypatch):
+    monkeypatch.setattr("specjax.decoding.widths.has_packed", lambda params: True)
+    for drafter, nodes, widths in (
+        (None, 16, [1, 16]),
+        (None, 71, [1, 8, 71]),
+        ((1, 5), 9, [1, 9]),
+    ):
+        monkeypatch.setattr(Reader, "num_nodes", nodes)
+        assert compiled_widths(Reader(drafter), *target()) == widths
+
+
 def test_a_pass_reaches_to_the_last_valid_node():
     valid = jnp.array([[True, False, True, False], [True, True, False, False]])
     nodes = jnp.zeros_like(valid, jnp.int32)
