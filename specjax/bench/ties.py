@@ -2,7 +2,8 @@
 
 On GPUs and TPUs the last bits of a token's logits depend on how many tokens a pass computes. In
 bfloat16 and float16 a method may therefore diverge from plain decoding's text, but only where two
-tokens have almost the same logit. In float32, and on a CPU, it must not.
+tokens have almost the same logit. So it may on a CPU without native layers. In float32, and with
+native layers, it must not.
 """
 
 import math
@@ -33,7 +34,7 @@ EPSILON = 4
 
 @dataclass(frozen=True, eq=False)
 class NearTies:
-    """Compares texts; in 16 bits, except on a CPU, it recognises those that diverge at a near tie.
+    """Compares texts; in 16 bits it recognises those that diverge at a near tie.
 
     Where two texts diverge, it takes one step of plain decoding after their common prefix. It is a
     near tie if the scores of both tokens are within `EPSILON` of the best score. Above temperature
@@ -50,7 +51,7 @@ class NearTies:
             return TextMatch.NOT_COMPARED
         match = exactly(texts)
         dtype = compute_dtype(texts.dtypes[0])
-        is_exact = jnp.finfo(dtype).bits > 16 or jax.default_backend() == "cpu"
+        is_exact = jnp.finfo(dtype).bits > 16 or self.target.has_native_layers
         if match != TextMatch.DIFFERENT or is_exact:
             return match
         _, gap = self.divergence(texts)

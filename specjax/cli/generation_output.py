@@ -18,7 +18,6 @@ from specjax.cli.prompts import INSTRUCTION, Source
 from specjax.core.text import num_equal, safe_console, token_texts
 from specjax.decoding.automaton import Grammar
 from specjax.decoding.sampling import LOSSY
-from specjax.models.native import has_packed
 from specjax.run.runner import TimedRun
 
 
@@ -146,6 +145,6 @@ def _comparison(result: TimedText, plain: TimedText) -> str:
         return f"{ratio}; all {len(result.tokens)} tokens are equal{other}"
     count = num_equal(result.tokens, plain.tokens)
     cause = f"two logits may have been too close for {target.dtype_name} to rank"
-    if target.dtype.itemsize > 2 or has_packed(target.params):  # which are exact
+    if target.dtype.itemsize > 2 or target.has_native_layers:  # which are exact
         cause = "this is a bug in specjax, please report it"
     return f"{ratio}; only the first {count} tokens are equal: {cause}"

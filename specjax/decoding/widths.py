@@ -20,7 +20,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, Verification, ancestors
 from specjax.decoding.verify import verify
 from specjax.models.cache import KVCache, resized
-from specjax.models.native import has_packed
+from specjax.models.native import has_native_layers, has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
@@ -37,7 +37,8 @@ def compiled_widths(drafter: Drafter, target: Target, params: Any) -> list[int]:
         widths = [width for width in DEFAULT_WIDTHS if 2 * width <= drafter.num_nodes]
         if jnp.finfo(target.dtype(params)).bits == 16 and not has_packed(params):
             widths = widths[:2][-1:]
-    if has_packed(params):  # native layers compute no padding; only verification does
+    if has_native_layers(params, target.config.head_dim) and not drafter.num_probes:
+        # Padding is not computed, only verified.
         widths = [width for width in widths if 4 * width <= drafter.num_nodes]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 

@@ -60,6 +60,11 @@ class LoadedTarget:
         return dtype_name(self.dtype, self.params)
 
     @property
+    def has_native_layers(self) -> bool:
+        """Whether native kernels run its layers on a CPU, so that 16 bits are exact."""
+        return native.has_native_layers(self.params, self.model.config.head_dim)
+
+    @property
     def mesh(self) -> Mesh | None:
         """The devices that the weights are split over; None: they are on one."""
         return self.model.mesh

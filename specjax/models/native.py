@@ -207,6 +207,13 @@ def has_packed(params: Any) -> bool:
     return any(isinstance(leaf, PackedWeight) for leaf in leaves)
 
 
+def has_native_layers(params: Any, head_dim: int) -> bool:
+    """Whether one native call runs all layers, so that tokens do not depend on their neighbours."""
+    leaves = jax.tree.leaves(params, is_leaf=is_stored)
+    are_packed = [isinstance(leaf, PackedWeight) for leaf in leaves if is_stored(leaf)]
+    return bool(are_packed) and all(are_packed) and head_dim % PANEL == 0
+
+
 def unpack_params(params: Any) -> Any:
     """Returns params for training, meshes and files: none of them is packed."""
 

@@ -212,7 +212,9 @@ def test_16_bit_passes_have_at_most_two_widths(nodes, widths, monkeypatch):
 
 
 def test_passes_that_compute_no_padding_have_few_widths(monkeypatch):
-    monkeypatch.setattr("specjax.decoding.widths.has_packed", lambda params: True)
+    monkeypatch.setattr("specjax.decoding.widths.has_native_layers", lambda *_: True)
+    assert compiled_widths(Reader(), *target()) == [1, 8, NODES], "a probe is behind the padding"
+    monkeypatch.setattr(Reader, "num_probes", 0)
     for drafter, nodes, widths in (
         (None, 16, [1, 16]),
         (None, 71, [1, 8, 71]),
