@@ -26,6 +26,7 @@ from .attribution import Scores, forced_sources, is_copied, score
 
 MARK = re.compile(r"\[ ([1-9]) ([^\[\]]*?) ?\]")
 NUM_SOURCES = 8
+NUM_TOKENS = 70  # of a copy, as published
 BUCKET = 256  # texts share the programs of the next multiple
 
 
@@ -77,7 +78,7 @@ def evaluate(
     for text, prompt_length, true in texts:
         padded = hidden_states(target.params, from_ids([text], BUCKET), target.model, layer)
         states = np.asarray(padded[0, : len(text)], np.float32)
-        source = forced_sources(text, prompt_length, states, drafter.max_depth)
+        source = forced_sources(text, prompt_length, states, NUM_TOKENS)
         for least in thresholds:
             scores[least].append(score(is_copied(source, least), true))
     return {
