@@ -188,7 +188,7 @@ def check_loading(folder: str) -> None:
             is_split = set(place_fsdp.of(name, shape).spec) == {"data", "model"}
             assert is_split or len(shape) < 2 or name == "mask_embeddings.weight", name
     for axes, message in {
-        "data=9": "needs 9 devices, but this run has 8",
+        "data=9": r"needs 9 device\(s\), but this run has 8",
         "model=x": "is not of the form data=2,model=4",
         "heads=8": "is not of the form data=2,model=4",
     }.items():

@@ -63,7 +63,7 @@ class TrainHead(TargetOptions):
     """Continue the run in the folder, if there is one."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """The dtype for the target's weights and for compute; by default the fastest one on this
-    machine. The head's own weights are float32."""
+    machine, but bfloat16 for float16. The head's own weights are float32."""
     data: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="SOURCE")] = ()
     """A JSONL or JSON file of conversations (ShareGPT, OpenAI, Alpaca, prompt and response, or
     text), or its address; a .txt or .md file of plain text, cut at blank lines; a dataset of the

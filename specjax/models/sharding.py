@@ -48,7 +48,7 @@ def make_mesh(axes: str, devices: Sequence[Any] | None = None) -> Mesh:
     count = math.prod(sizes.values())
     if count > len(devices) or (jax.process_count() > 1 and count < len(devices)):
         raise SpecjaxError(
-            f"mesh {axes!r} needs {count} devices, but this run has {len(devices)}; data times "
+            f"mesh {axes!r} needs {count} device(s), but this run has {len(devices)}; data times "
             "model must be that number, or less in a run of one process"
         )
     kinds = (AxisType.Auto,) * 2

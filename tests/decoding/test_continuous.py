@@ -92,6 +92,7 @@ def test_the_place_of_a_text_that_ran_alone_is_free_and_the_text_can_be_read():
     batch.run(2)
     prefix = batch.end(0)
     batch.put(1, states[1])
+    assert batch.run(1)[1][0], "the first text goes on"
     together, is_done = batch.run(NEW_TOKENS)
     assert is_done.all()
     assert together.tokens[1, : int(together.length[1])].tolist() == alone(second)

@@ -58,8 +58,9 @@ class GateState:
 class Auto(Drafter):
     """Drafts with another method while that pays.
 
-    A pass over the root alone is compiled besides the others. A batch shares its pass, so the
-    gate decides for all sequences at once, by the mean over those that are not done.
+    A narrow pass for rounds without a draft is compiled as well where padding would cost time. A
+    batch shares its pass, so the gate decides for all sequences at once, by the mean over those
+    that are not done.
 
     The decision does not depend on the drafted tokens, so `coupled` verification still generates
     the tokens of plain decoding, and `rejection` their distribution. But under `rejection` and

@@ -105,7 +105,7 @@ class DraftModel(Drafter):
     classifier: str = ""
     """Folder of disco's classifier; by default pocket's."""
     position: PositionKind = "draft"
-    """Positions that disco's classifier reads, draft or generation; set when it is loaded."""
+    """Positions that disco's classifier reads; set when it is loaded."""
 
     def check_settings(self) -> None:
         self.length_rule.longest(self.max_length)  # checks it
