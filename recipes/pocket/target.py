@@ -180,7 +180,7 @@ def train(recipe: Recipe, data: TrainingData, options: Options) -> PyTree:
     model = Transformer(recipe.config)
 
     def loss_fn(params, frozen, batch, key):
-        del frozen, key  # there is no other model, and no noise
+        del frozen, key  # the loss reads neither another model nor noise
         tokens, weights = batch
         losses, _ = next_token_losses(model, params, tokens)
         weights = weights[:, 1:]

@@ -89,8 +89,8 @@ def verify_pass(
         wide = ModelOutput(logits, widen(output.hidden), attention)
         return wide, verification, cache
 
-    widths = [width for width in compiled_widths(drafter, target, params) if width < num_nodes]
-    widths.append(num_nodes)  # a tree may be smaller than its drafter says
+    # A tree may be smaller than its drafter says.
+    widths = sorted({min(width, num_nodes) for width in compiled_widths(drafter, target, params)})
     if len(widths) == 1:
         return at_width(num_nodes)(inputs, (cache,))
     needed = jnp.maximum(proposal.tree.num_needed(), min_width)
