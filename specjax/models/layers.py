@@ -186,11 +186,9 @@ class Attention(nn.Module):
         """
         query, key, value = self.query_key_value(x, rotation)
         keys = write_slots(keys, key, start, axis=2)
-        is_finite = None
-        if not is_prefill:  # weight 0 times NaN is NaN: a rejected node must not reach others
-            is_finite = jnp.isfinite(value).all(axis=(1, 3))
-            value = jnp.nan_to_num(value)
-        values = write_slots(values, value, start, axis=2)
+        # Weight 0 times NaN is NaN, and a rejected node must not reach others.
+        kept = value if is_prefill else jnp.nan_to_num(value)
+        values = write_slots(values, kept, start, axis=2)
         variant = self.config.variant
         scalar, softcap = variant.query_pre_attn_scalar, variant.attn_logit_softcapping
         scale = None if scalar is None else scalar**-0.5
@@ -199,10 +197,11 @@ class Attention(nn.Module):
             mixed = attend_to_blocks(query, keys, values, visible, num_slots, scale, softcap)
             return self.merge(mixed), None, keys, values
         mixed, weights = attend(query, keys, values, visible, scale, softcap, in_any_order)
-        merged = self.merge(mixed)
-        if is_finite is not None:  # the node's own logits still show it
-            merged = jnp.where(is_finite[..., None], merged, jnp.nan)
-        return merged, weights, keys, values
+        if not is_prefill and value.dtype == jnp.float16:
+            # The node's own logits still show it; wider numbers overflow in its residual, too.
+            is_finite = jnp.isfinite(value).repeat(mixed.shape[1] // value.shape[1], axis=1)
+            mixed = jnp.where(is_finite, mixed, jnp.nan)
+        return self.merge(mixed), weights, keys, values
 
 
 class FeedForward(nn.Module):

@@ -98,3 +98,28 @@ def test_a_rejected_node_that_is_not_finite_changes_nothing(value):
     out = run(draft, given, jax.random.key(0), drafter=Oracle(max_depth=2))
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert out.is_finite
+
+
+@pytest.mark.parametrize("drafter", [Autoregressive(), Oracle(max_depth=2)])
+def test_values_that_overflow_float16_end_the_text_of_their_own_node_alone(drafter):
+    model, params = target(layers=1)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), params)
+    table = params["embed_tokens"]["weight"].at[:, 0].set(0).at[POISONED].set(0)
+    params["embed_tokens"]["weight"] = table.at[POISONED, 0].set(1)
+    values = params["layers_0"]["self_attn"]["v_proj"]
+    values["weight"] = values["weight"].at[:, 0].set(6e4)
+    given, drafts = specjax.from_ids([[1, 4, 2, 4, 2, 9]]), jnp.full((1, 32), POISONED)
+    run = partial(
+        specjax.speculative_generate,
+        specjax.Params(params, None if drafter == Autoregressive() else drafts),
+        given,
+        jax.random.key(0),
+        target=model,
+        drafter=drafter,
+        max_new_tokens=12,
+    )
+    rejected = run(sampling=Sampling(logit_bias=((POISONED, -1e4),)))
+    assert rejected.is_finite and rejected.length == 12
+    accepted = run(sampling=Sampling(logit_bias=((POISONED, 1e4),)))
+    assert accepted.tokens[0, : int(accepted.length[0])].tolist() == [POISONED]
+    assert not accepted.is_finite
