@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding.continuous import Batch
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters import auto
 from specjax.decoding.drafters.auto import Auto
@@ -200,6 +201,22 @@ def test_a_drafter_with_params_stops_once_the_credit_is_spent():
         out = run(Auto(CountedOracle(), 1.5), known=known)
         assert CALLS.count("propose") == CALLS.count("update") == num_asked
         assert out.stats.rounds[0] == (num_asked if known is true else NEW_TOKENS)
+
+
+def test_a_text_that_joins_a_batch_brings_credit_of_its_own():
+    true = jnp.asarray(whole_texts(2))
+    params = Params(target()[1], true.at[1].set((true[1] + 1) % 40))
+    engine = Engine(target()[0], Auto(CountedOracle(), 1.5), max_new_tokens=NEW_TOKENS)
+    batch = Batch(engine, params, 2)
+    CALLS.clear()
+    drafts = NEW_TOKENS // 5 + 1  # and one before the gate sees that the text has ended
+    for place, num_asked in ((1, 2), (0, 2 + drafts)):
+        alone = jax.tree.map(lambda leaf, at=place: leaf[at : at + 1], prompt(2))
+        batch.put(place, engine.prefill(params, alone, jax.random.key(1)))
+        generation, _ = batch.run(NEW_TOKENS // 4)
+        jax.effects_barrier()
+        assert CALLS.count("propose") == num_asked
+    assert generation.length[0] == NEW_TOKENS and generation.length[1] < NEW_TOKENS
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ drafts with exponential backoff.
 
 Any other drafter, with params or drafting trees, costs the same whether or not its draft is used,
 and cannot catch up with tokens that it has not seen. Once the budget is spent, it stops for the
-rest of the text (or batch).
+rest of the text, or until another text of the batch begins.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class GateState:
 
     inner: State
     mean: Float[Array, " B"]  # accepted tokens per draft
-    budget: Float[Array, ""]  # steps; the gate is closed while it is negative
+    budget: Float[Array, " B"]  # steps; the gate is closed while the mean is negative
     shadow: Int[Array, "B D"]  # drafted, but withheld
     shadow_length: Int[Array, " B"]  # 0 without a shadow
     num_right: Int[Array, " B"]  # tokens of the shadow that the target generated since
@@ -60,7 +60,7 @@ class Auto(Drafter):
 
     A narrow pass for rounds without a draft is compiled as well where padding would cost time. A
     batch shares its pass, so the gate decides for all sequences at once, by the mean over those
-    that are not done.
+    that are not done. One that begins later brings the credit of a new text.
 
     The decision does not depend on the drafted tokens, so `coupled` verification still generates
     the tokens of plain decoding, and `rejection` their distribution. But under `rejection` and
@@ -102,7 +102,7 @@ class Auto(Drafter):
         return GateState(
             inner=self.inner.init(start),
             mean=jnp.full(zeros.shape, CREDIT),
-            budget=jnp.asarray(CREDIT, jnp.float32),  # a weak type would compile `run` twice
+            budget=jnp.full(zeros.shape, CREDIT, jnp.float32),  # a weak type compiles `run` twice
             shadow=jnp.zeros((*zeros.shape, self.num_nodes - 1), jnp.int32),
             shadow_length=zeros,
             num_right=zeros,
@@ -121,12 +121,13 @@ class Auto(Drafter):
         def pays(has_draft: Bool[Array, " B"]) -> Bool[Array, ""]:
             expected = jnp.maximum(state.mean, state.num_right)
             mean = _mean(jnp.where(has_draft, expected, 0), is_active)
-            return (mean > self.break_even) & (state.budget >= 0)
+            return (mean > self.break_even) & has_budget
 
         is_active, has_shadow = ~state.is_finished, state.shadow_length > 0
+        has_budget = _has_budget(state)
         shape, _ = jax.eval_shape(draft, context, (None, state.inner))
         empty = root_only(shape, context.root)
-        drafts_now = state.budget >= 0
+        drafts_now = has_budget
         if has_shadows := _has_shadows(params, shape):
             drafts_now = pays(is_active) | jnp.any(is_active & ~has_shadow & (state.wait <= 0))
         tree, inner = if_in_place(drafts_now, draft, context, (empty, state.inner))
@@ -150,13 +151,15 @@ class Auto(Drafter):
             return self.inner.update(target, params, inner, outcome)
 
         is_active, drafted = outcome.num_committed > 0, outcome.tree.num_valid() > 1
-        gain = _mean(outcome.verification.num_accepted, is_active) - self.break_even
+        gain = outcome.verification.num_accepted - self.break_even
         if _has_shadows(params, outcome.tree):
             gain = jnp.where(jnp.any(drafted), gain, 0) + ALLOWANCE
             inner = learn(outcome, state.inner)
             state = _observe(state, outcome, drafted, is_active)
-        else:  # rounds without drafts cost time as well
-            inner = if_in_place(state.budget >= 0, learn, outcome, state.inner)
+        else:  # finding nothing to draft costs time as well
+            is_open = _has_budget(state)
+            gain = jnp.where(is_open, gain, 0)
+            inner = if_in_place(is_open, learn, outcome, state.inner)
         return replace(state, inner=inner, budget=state.budget + gain, is_finished=~is_active)
 
 
@@ -182,6 +185,10 @@ def _observe(
         wait=jnp.where(is_unsuccessful, pause, state.wait - 1),
         pause=pause,
     )
+
+
+def _has_budget(state: GateState) -> Bool[Array, ""]:
+    return _mean(state.budget, ~state.is_finished) >= 0
 
 
 def _mean(values: Array, mask: Bool[Array, " B"]) -> Float[Array, ""]:
