@@ -80,25 +80,21 @@ inline void store_transposed(const Words (&block)[kLanes], uint32_t* to) {
 constexpr int kBlocks = 4;      // of 16 slots, whose keys are packed at once
 constexpr int64_t kRun = 128;  // slots whose values are summed at once
 
-// Packs the keys of 16 slots, from slot `first` on, as a panel.
+// Packs the keys of 16 slots, from slot `first` on, as a panel of a weight of type T.
 template <Type T>
-void pack_keys(const Floating& keys, int64_t head_dim, int64_t first, bool is_bfloat16,
-               uint32_t* panel) {
-  const int64_t words = is_bfloat16 ? head_dim / 2 : head_dim, last = keys.size / head_dim - 1;
+void pack_keys(const Floating& keys, int64_t head_dim, int64_t first, uint32_t* panel) {
+  const int64_t words = head_dim * size_of(T) / 4, last = keys.size / head_dim - 1;
   for (int64_t at = 0; at < words; at += kLanes)
     for (int v = 0; v < kVectors; v++) {
-      const int64_t lanes = std::min<int64_t>(kLanes, words - at);
       Words block[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; i++) {
-        const int64_t slot = std::min(first + v * kLanes + i, last) * head_dim;
-        const char* key = keys.data + slot * size_of(T) + at * (is_bfloat16 ? 4 : size_of(T));
-        if (!is_bfloat16)
-          block[i] = (Words)load(key, T);
-        else if (lanes == kLanes)
+        const int64_t slot = std::min(first + v * kLanes + i, last);
+        char* key = keys.data + slot * words * 4 + at * 4;
+        if (words % kLanes == 0)
           block[i] = *(const Words*)key;
         else  // a head of 16: half a vector
-          block[i] = (Words)load({(char*)key, Type::kFloat32, lanes}, 0);
+          block[i] = (Words)load({key, Type::kFloat32, words - at}, 0);
       }
       store_transposed(block, panel + at * kPanel + v * kLanes);
     }
@@ -181,14 +177,12 @@ template <Type T>
 void score(const Floating& keys, int64_t head_dim, const Rows& queries, int64_t first, int64_t last,
            float* scores, int64_t stride) {
   thread_local std::vector<uint32_t> panels;
-  const int64_t panel_words = head_dim * kPanel / (queries.is_bfloat16 ? 2 : 1);
+  const int64_t panel_words = head_dim * kPanel * size_of(T) / 4;
   panels.resize(kBlocks * panel_words + kLanes * kPanel);
-  const Weight weight = {queries.is_bfloat16 ? Kind::kBfloat16 : Kind::kFloat32,
-                         (const char*)panels.data(), kBlocks, head_dim / 2, {}, 1};
+  const Weight weight = {(Kind)T, (const char*)panels.data(), kBlocks, head_dim / 2, {}, 1};
   for (int64_t slot = first; slot < last; slot += kChunk) {
     for (int64_t block = 0; block < kBlocks; block++)
-      pack_keys<T>(keys, head_dim, slot + block * kPanel, queries.is_bfloat16,
-                   panels.data() + block * panel_words);
+      pack_keys<T>(keys, head_dim, slot + block * kPanel, panels.data() + block * panel_words);
     multiply(weight, 0, kBlocks, queries, scores + slot, stride);
   }
 }

@@ -20,7 +20,7 @@ if platform.machine() in ("x86_64", "AMD64"):
     avx512 = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"]
     bf16 = [*avx512, "-mavx512bf16"]
     INSTRUCTIONS |= {
-        "Avx2": ["-mavx2", "-mfma"],
+        "Avx2": ["-mavx2", "-mfma", "-mf16c"],
         "Avx512": avx512,
         "Avx512Bf16": bf16,
         "Amx": [*bf16, "-mamx-tile", "-mamx-bf16"],

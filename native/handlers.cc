@@ -34,7 +34,8 @@ Features features() {
     return std::all_of(wanted.begin(), wanted.end(), [=](int bit) { return bits >> bit & 1; });
   };
   has.is_intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !is_set(c, {12, 27})) return has;  // FMA, XGETBV
+  // FMA, XGETBV and F16C.
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !is_set(c, {12, 27, 29})) return has;
   __asm__("xgetbv" : "=a"(states), "=d"(upper) : "c"(0));
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &matrices)) return has;
   has.avx2 = is_set(states, {1, 2}) && is_set(b, {5});

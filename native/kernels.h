@@ -18,7 +18,7 @@ namespace specjax {
 constexpr int64_t kPanel = 16;  // outputs of a panel
 
 enum class Type : int32_t { kBfloat16, kFloat16, kFloat32 };
-enum class Kind : int32_t { kBfloat16, kFloat16, kFloat32, kInt8, kInt4 };
+enum class Kind : int32_t { kBfloat16, kFloat16, kFloat32, kInt8, kInt4 };  // types, then codes
 
 inline int64_t size_of(Type type) { return type == Type::kFloat32 ? 4 : 2; }
 inline int64_t padded(int64_t count, int64_t to = kPanel) { return (count + to - 1) / to * to; }

@@ -55,10 +55,6 @@ struct Rows {
 
 // Readers give the weights of a pair of inputs, for lanes [v * kLanes, ...) of a panel, and add their
 // products with a pair of a row to a sum. They unroll kStep pairs.
-struct EvenAndOdd {
-  Floats even, odd;
-};
-
 struct Floating32 {
   static constexpr int kBytesOfPair = 128, kStep = 1;
   static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
@@ -78,18 +74,25 @@ struct Brain {
 struct Half {
   static constexpr int kBytesOfPair = 64, kStep = 1;
   static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
-    const Words words = *(const Words*)(panel + pair * 64 + v * kBytes);
-    return {widened_half(words & 0xffffu), widened_half(words >> 16)};
+    return widened_pairs(*(const Words*)(panel + pair * 64 + v * kBytes));
   }
 };
 
 struct Int8 {
   static constexpr int kBytesOfPair = 32, kStep = 1;
   static EvenAndOdd read(const char* panel, int64_t pair, int, int v) {
-    // Below 2^23 + 256, the last bits of a float are a whole number.
-    const Words codes = widened(*(const Halves*)(panel + pair * 32 + v * kBytes / 2)) ^ 0x8080u;
-    return {(Floats)((codes & 0xffu) | 0x4b000000u) - (0x1p23f + 128),
-            (Floats)((codes >> 8) | 0x4b000000u) - (0x1p23f + 128)};
+    const char* data = panel + pair * 32 + v * kBytes / 2;
+    // Below 2^23 + 256, the last bits of a float are a whole number, here 128 more than a code.
+    const auto code = [](Words bits) { return (Floats)(bits ^ 0x4b000080u) - (0x1p23f + 128); };
+#if defined(__AVX2__) && !defined(__AVX512F__)  // where shifts are slow
+    const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)data));
+    const Words even = Words{0, 2, 4, 6, 8, 10, 12, 14} | 0x80808000u;
+    return {code((Words)_mm256_shuffle_epi8(codes, (__m256i)even)),
+            code((Words)_mm256_shuffle_epi8(codes, (__m256i)(even + 1)))};
+#else
+    const Words codes = widened(*(const Halves*)data);
+    return {code(codes & 0xffu), code(codes >> 8)};
+#endif
   }
 };
 
@@ -111,8 +114,8 @@ struct Chain : Reader {
     float even, odd;
   };
   static void add(Floats& sum, const Row* row, EvenAndOdd weights) {
-    sum += broadcast(&row->even) * weights.even;
-    sum += broadcast(&row->odd) * weights.odd;
+    add_product(sum, broadcast(&row->even), weights.even);
+    add_product(sum, broadcast(&row->odd), weights.odd);
   }
 };
 

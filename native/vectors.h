@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
@@ -29,15 +31,6 @@ typedef uint16_t Halves __attribute__((vector_size(kBytes / 2), aligned(2), may_
 
 inline Words select(Words is_first, Words first, Words second) {
   return (is_first & first) | (~is_first & second);
-}
-
-inline Floats widened_half(Words half) {  // exact, denormals, infinities and NaN included
-  const Words magnitude = (half & 0x7fffu) << 13;
-  // XLA's threads take a denormal float for 0, so the numbers here are 2^-14 larger.
-  const Words small = (Words)((Floats)(magnitude + 0x38800000u) - 0x1p-14f);
-  const Words value = select((Words)(magnitude < 0x00800000u), small, magnitude + 0x38000000u);
-  const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
-  return (Floats)(value | special | (half & 0x8000u) << 16);
 }
 
 // Rounds to the nearest number of the type, ties to even.
@@ -73,6 +66,41 @@ inline Words widened(Halves halves) {
 #endif
 }
 
+inline Floats widened_half(Halves half) {  // exact, denormals, infinities and NaN included
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps((__m256i)half);
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)half);
+#elif defined(__aarch64__)
+  return (Floats)vcvt_f32_f16((float16x4_t)half);
+#else
+  const Words bits = widened(half), magnitude = (bits & 0x7fffu) << 13;
+  // XLA's threads take a denormal float for 0, so the numbers here are 2^-14 larger.
+  const Words small = (Words)((Floats)(magnitude + 0x38800000u) - 0x1p-14f);
+  const Words value = select((Words)(magnitude < 0x00800000u), small, magnitude + 0x38000000u);
+  const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
+  return (Floats)(value | special | (bits & 0x8000u) << 16);
+#endif
+}
+
+struct EvenAndOdd {
+  Floats even, odd;
+};
+
+// Widens the float16 numbers in words: the even ones are their low halves.
+inline EvenAndOdd widened_pairs(Words words) {
+#if defined(__F16C__) && !defined(__AVX512F__)
+  const __m256i halves = _mm256_permute4x64_epi64((__m256i)words, 0xd8);
+  const __m256 first = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  const __m256 last = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+  return {(Floats)_mm256_shuffle_ps(first, last, 0x88),
+          (Floats)_mm256_shuffle_ps(first, last, 0xdd)};
+#else
+  return {widened_half(__builtin_convertvector(words, Halves)),
+          widened_half(__builtin_convertvector(words >> 16, Halves))};
+#endif
+}
+
 // Copies a number from memory to all lanes. For AVX2, GCC would shuffle it there in a unit that
 // multiplies.
 inline Floats broadcast(const float* number) {
@@ -83,10 +111,21 @@ inline Floats broadcast(const float* number) {
 #endif
 }
 
+// Adds x * y to a sum. For AVX2, GCC would copy sums from register to register in unrolled loops.
+inline void add_product(Floats& sum, Floats x, Floats y) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  Floats next = sum;  // an array that assembly refers to would lie in memory
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(next) : "x"(x), "x"(y));
+  sum = next;
+#else
+  sum += x * y;
+#endif
+}
+
 inline Floats load(const char* data, Type type) {
   if (type == Type::kFloat32) return *(const Floats*)data;
-  const Words bits = widened(*(const Halves*)data);
-  return type == Type::kBfloat16 ? (Floats)(bits << 16) : widened_half(bits);
+  const Halves halves = *(const Halves*)data;
+  return type == Type::kBfloat16 ? (Floats)(widened(halves) << 16) : widened_half(halves);
 }
 
 // Reads lanes [at, at + kLanes); those beyond the end are 0.
