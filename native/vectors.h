@@ -113,7 +113,7 @@ inline Floats broadcast(const float* number) {
 
 // Adds x * y to a sum. For AVX2, GCC would copy sums from register to register in unrolled loops.
 inline void add_product(Floats& sum, Floats x, Floats y) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)
   Floats next = sum;  // an array that assembly refers to would lie in memory
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(next) : "x"(x), "x"(y));
   sum = next;
