@@ -26,6 +26,8 @@ DRAFT = "draft"  # the part of a round outside the target pass: drafting and com
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
+# [ROOT] %name = type opcode(inputs), attributes; types may have brackets too.
+_INSTRUCTION = re.compile(r"\s+(ROOT |)%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(?:, |$)(.*)")
 
 
 class ArrayType(NamedTuple):
@@ -48,12 +50,17 @@ class ArrayType(NamedTuple):
 class Instruction:
     """One line of a computation."""
 
+    is_root: bool
     name: str
     type: str
     opcode: str
-    operands: tuple[str, ...]
-    rest: str  # the number of a parameter or constant first; attributes of others
-    is_root: bool
+    inputs: str  # operands; the number of a parameter or constant
+    attributes: str
+
+    @cached_property
+    def operands(self) -> list[str]:
+        """The names of what it reads."""
+        return _NAME.findall(self.inputs)
 
     @cached_property
     def arrays(self) -> list[ArrayType]:
@@ -76,26 +83,26 @@ class Instruction:
     @property
     def scope(self) -> str:
         """The names of the functions that it comes from."""
-        return _first(r'op_name="([^"]*)"', self.rest) or ""
+        return _first(r'op_name="([^"]*)"', self.attributes) or ""
 
     @property
     def cycles(self) -> int:
         """XLA's own estimate, on TPU."""
-        return int(_first(r'"estimated_cycles":"(\d+)"', self.rest) or 0)
+        return int(_first(r'"estimated_cycles":"(\d+)"', self.attributes) or 0)
 
     @property
     def called(self) -> list[str]:
         """The computations that it runs; of a loop the body, of a conditional all branches."""
-        if several := _first(r"branch_computations=\{([^}]*)\}", self.rest):
+        if several := _first(r"branch_computations=\{([^}]*)\}", self.attributes):
             return _NAME.findall(several)
         kinds = "body|calls|to_apply|true_computation|false_computation"
-        return re.findall(rf"\b(?:{kinds})=%([\w.\-]+)", self.rest)
+        return re.findall(rf"\b(?:{kinds})=%([\w.\-]+)", self.attributes)
 
     @property
     def value(self) -> int | None:
         """The number that a constant is; None for others."""
-        is_number = self.opcode == "constant" and re.match(r"-?\d+\)", self.rest)
-        return int(self.rest.split(")")[0]) if is_number else None
+        is_number = self.opcode == "constant" and re.fullmatch(r"-?\d+", self.inputs)
+        return int(self.inputs) if is_number else None
 
 
 Computation = dict[str, Instruction]
@@ -134,8 +141,9 @@ class Program:
                 assert name is not None
                 current = self.computations[name[1]] = {}
                 self.entry = name[1] if line.startswith("ENTRY") else self.entry
-            elif instruction := _instruction(line):
-                current[instruction.name] = instruction
+            elif found := _INSTRUCTION.match(line):
+                root, name, *texts = found.groups()
+                current[name] = Instruction(bool(root), name, *texts)
 
     def round_body(self) -> str:
         """Returns the computation that runs one round: the body of the loop with target passes."""
@@ -198,15 +206,15 @@ class Program:
         """
         if loop.opcode != "while":
             return 1
-        if count := _first(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+        if count := _first(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(count)
-        condition = self.computations[_first(r"condition=%([\w.\-]+)", loop.rest) or ""]
+        condition = self.computations[_first(r"condition=%([\w.\-]+)", loop.attributes) or ""]
         body = self.computations[loop.called[0]]
         test, last = (_root(part) for part in (condition, body))
-        if test.opcode != "compare" or "direction=LT" not in test.rest:
+        if test.opcode != "compare" or "direction=LT" not in test.attributes:
             return 1
         counter, end = (_source(name, condition) for name in test.operands)
-        place = int(_first(r"index=(\d+)", counter.rest) or 0)
+        place = int(_first(r"index=(\d+)", counter.attributes) or 0)
         start, added = outside[loop.operands[0]], _source(last.operands[place], body)
         if start.opcode != "tuple" or end.value is None:
             return 1
@@ -275,7 +283,7 @@ class Program:
                     fraction = op.size / max(computation[name].size, 1)
                 shares[name] += share * fraction
         parameters = [op for op in computation.values() if op.opcode == "parameter"]
-        return {int(op.rest.split(")")[0]): min(shares[op.name], 1.0) for op in parameters}
+        return {int(op.inputs): min(shares[op.name], 1.0) for op in parameters}
 
     def _copies(self, op: Instruction, cache_shape: tuple[int, ...]) -> int:
         """Counts the arrays of the KV cache's shape that are written anew, not in place."""
@@ -328,37 +336,6 @@ def _off_chip(value: Instruction) -> float:
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size > 1]
-
-
-def _instruction(line: str) -> Instruction | None:
-    """Reads `[ROOT] %name = type opcode(operands), attributes`."""
-    head = re.match(r"\s+(ROOT )?%([\w.\-]+) = ", line)
-    if head is None:
-        return None
-    rest = line[head.end() :]
-    end = _closing(rest) + 1 if rest.startswith("(") else rest.index(" ")
-    type_, rest = rest[:end], rest[end:].lstrip()
-    opcode, _, rest = rest.partition("(")
-    end = _closing("(" + rest) - 1
-    operands = tuple(_NAME.findall(rest[:end]))
-    return Instruction(
-        name=head[2],
-        type=type_,
-        opcode=opcode,
-        operands=operands,
-        rest=rest if opcode in ("parameter", "constant") else rest[end:],
-        is_root=bool(head[1]),
-    )
-
-
-def _closing(text: str) -> int:
-    """Returns the place of the bracket that closes the first one."""
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return place
-    raise ValueError(f"unbalanced brackets: {text[:80]}")
 
 
 def host_synchronisations(thunks: str) -> int:
