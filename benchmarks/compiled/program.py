@@ -148,7 +148,7 @@ class Program:
     def round_body(self) -> str:
         """Returns the computation that runs one round: the body of the loop with target passes."""
         for op in self.loops(self.entry):
-            if self._has_pass(op.called[0], set()):
+            if self._has_pass(op.called[0]):
                 return op.called[0]
         raise ValueError("the program has no loop with a target pass")
 
@@ -227,12 +227,9 @@ class Program:
             return 1
         return max(-(-(end.value - first) // step), 0)
 
-    def _has_pass(self, name: str, seen: set[str]) -> bool:
-        if name in seen or name not in self.computations:
-            return False
-        seen.add(name)
+    def _has_pass(self, name: str) -> bool:
         return any(
-            PASS.search(op.scope) or any(self._has_pass(called, seen) for called in op.called)
+            PASS.search(op.scope) or any(map(self._has_pass, op.called))
             for op in self.computations[name].values()
         )
 
