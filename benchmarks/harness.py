@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -93,50 +93,27 @@ CYCLE = 128  # tokens after which a cycling target repeats itself
 LOUDNESS = 3200.0  # of its embeddings, so that all layers together do not drown them
 
 
-class Shape(NamedTuple):
-    """The sizes that decide the cost of a model."""
-
-    vocabulary: int
-    width: int
-    feed_forward: int
-    layers: int
-    heads: int
-    dtype: str
-    key_value_heads: int = 0  # 0: one for each head
-    is_tied: bool = False  # the embedding is the LM head too
-
-    def config(self, longest: int) -> TransformerConfig:
-        """Returns the config of a Llama for texts of `longest` tokens."""
-        return TransformerConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            intermediate_size=self.feed_forward,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.key_value_heads or self.heads,
-            head_dim=self.width // self.heads,
-            max_position_embeddings=longest,
-            tie_word_embeddings=self.is_tied,
-        )
-
-
 SIZES = {
-    "160m": Shape(32000, 768, 3072, 12, 12, "float32"),
-    "7b": Shape(32000, 4096, 11008, 32, 32, "bfloat16"),  # Llama-2-7B, Vicuna-7B
-    "tiny": Shape(64, 32, 48, 2, 4, "float32"),
-    "1b": Shape(128256, 2048, 8192, 16, 32, "bfloat16", 8, True),  # Llama-3.2-1B
-    "8b": Shape(128256, 4096, 14336, 32, 32, "bfloat16", 8),  # Llama-3-8B
-    "70b": Shape(128256, 8192, 28672, 80, 64, "bfloat16", 8),  # Llama-3-70B
-    "13b": Shape(32000, 5120, 13824, 40, 40, "bfloat16"),  # Llama-2-13B, Vicuna-13B
-    "68m": Shape(32000, 768, 3072, 2, 12, "bfloat16"),  # a draft model for 32000 tokens
+    "160m": TransformerConfig(32000, 768, 3072, 12, 12, 12, 64),
+    "7b": TransformerConfig(32000, 4096, 11008, 32, 32, 32, 128),  # Llama-2-7B, Vicuna-7B
+    "tiny": TransformerConfig(64, 32, 48, 2, 4, 4, 8),
+    "1b": TransformerConfig(  # Llama-3.2-1B
+        128256, 2048, 8192, 16, 32, 8, 64, tie_word_embeddings=True
+    ),
+    "8b": TransformerConfig(128256, 4096, 14336, 32, 32, 8, 128),  # Llama-3-8B
+    "70b": TransformerConfig(128256, 8192, 28672, 80, 64, 8, 128),  # Llama-3-70B
+    "13b": TransformerConfig(32000, 5120, 13824, 40, 40, 40, 128),  # Llama-2-13B, Vicuna-13B
+    "68m": TransformerConfig(32000, 768, 3072, 2, 12, 12, 64),  # a draft model for 32000 tokens
 }
+IN_FLOAT32 = ("160m", "tiny")  # the others have weights in bfloat16
 
 
 def random_target(size: str, longest: int) -> LoadedTarget:
     """Makes a target for texts of `longest` tokens, without a tokenizer."""
     check_known("size", [size], SIZES)
-    model = Transformer(SIZES[size].config(longest))
-    return LoadedTarget(model, random_params(model, SIZES[size].dtype), None, model.config, size)
+    model = Transformer(replace(SIZES[size], max_position_embeddings=longest))
+    params = random_params(model, "float32" if size in IN_FLOAT32 else "bfloat16")
+    return LoadedTarget(model, params, None, model.config, size)
 
 
 def random_params(model: Transformer, dtype: str) -> Any:

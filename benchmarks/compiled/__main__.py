@@ -14,7 +14,7 @@ target's weights split over data too.
 import json
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def _depths(case: Case, options: CompiledOptions) -> Row:
     """Returns the depth of the model, and those to compile."""
     depths = sorted(options.layers)
     return {
-        "layers": SIZES[case.size].layers if len(depths) == 2 else depths[0],
+        "layers": SIZES[case.size].num_hidden_layers if len(depths) == 2 else depths[0],
         "compiled": depths,
     }
 
@@ -130,14 +130,15 @@ def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) ->
     rows, about = [], _depths(case, options)
     is_training = case.method == TRAINING
     for depth in about["compiled"]:
-        shape = SIZES[case.size]._replace(layers=depth)
+        sizes = {"num_hidden_layers": depth, "max_position_embeddings": case.prompt + case.new}
+        config = replace(SIZES[case.size], **sizes)
         mesh = make_mesh(case.mesh or "data=1", on)
-        spread = Placement(mesh, shape.config(1).head_dim, fsdp=is_training)
+        spread = Placement(mesh, config.head_dim, fsdp=is_training)
         if is_training:
-            made = training_of(case, device, shape, spread)
+            made = training_of(case, device, config, spread)
         else:
             place = spread if case.mesh else SingleDeviceSharding(on[0])
-            made = request_of(case, device, shape, place)
+            made = request_of(case, device, config, place)
         rows.append(measure(made, device))
         jax.clear_caches()
     found = at_depth(rows, about["compiled"], about["layers"])

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 from benchmarks.compiled.devices import Device
 from benchmarks.compiled.program import DRAFT, Cost, Program, host_synchronisations
 from benchmarks.gpu.methods import PAPER_METHODS, Made
-from benchmarks.harness import Shape
 from specjax import (
     Drafter,
     Engine,
@@ -157,10 +156,9 @@ def figures(part: str, cost: Cost, device: Device) -> Row:
     return row | ({f"{part}_s": cost.cycles / device.clock} if device.clock else {})
 
 
-def request_of(case: Case, device: Device, shape: Shape, on: Place) -> Request:
-    """Returns a request for a target of this shape."""
+def request_of(case: Case, device: Device, config: TransformerConfig, on: Place) -> Request:
+    """Returns a request for a target of this config."""
     cache_dtype = jnp.float32 if case.device == "cpu" else None
-    config = shape.config(case.prompt + case.new)
     target = abstract_target(case, device, config, on, cache_dtype)
     drafters = []
 

@@ -12,8 +12,7 @@ from jax.stages import Lowered
 from benchmarks.compiled.devices import Device
 from benchmarks.compiled.measure import Case, Row, abstract_target, figures, placed
 from benchmarks.compiled.program import Cost, Program
-from benchmarks.harness import Shape
-from specjax import LoadedTarget
+from specjax import LoadedTarget, TransformerConfig
 from specjax.models.sharding import DATA, Placement
 from specjax.training.loop import train_step
 from specjax.training.objectives.hass import HassTraining
@@ -75,9 +74,11 @@ class TrainingStep(NamedTuple):
         return self.training.new_head(self.target.config)
 
 
-def training_of(case: Case, device: Device, shape: Shape, on: Placement) -> TrainingStep:
+def training_of(
+    case: Case, device: Device, config: TransformerConfig, on: Placement
+) -> TrainingStep:
     """Returns a step over texts of the case's prompt length."""
-    target = abstract_target(case, device, shape.config(case.prompt), on)
+    target = abstract_target(case, device, config, on)
     return TrainingStep(target, HassTraining(), on, case.batch, case.prompt)
 
 

@@ -73,7 +73,7 @@ class GpuOptions:
         check_known("part", self.parts, PARTS)
         check_known("method", self.methods, PAPER_METHODS)
         check_known("size", (*whole.sizes, whole.size), SIZES)
-        if SIZES[whole.size].is_tied:
+        if SIZES[whole.size].tie_word_embeddings:
             raise SpecjaxError(f"size {whole.size!r} ties its LM head; it is for --sizes")
         at_least_1(whole, "new_tokens", "repeats", "num_threads")
         if min(whole.context, *whole.contexts) < 2 or min(whole.batches) < 1:

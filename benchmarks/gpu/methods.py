@@ -4,6 +4,7 @@ With the published accepted length and speed over plain decoding, at temperature
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,10 +75,9 @@ def _rest(target: LoadedTarget) -> Made:
 
 
 def _draft_model(target: LoadedTarget) -> Made:
-    vocabulary = target.config.vocab_size
-    size = "68m" if SIZES["68m"].vocabulary == vocabulary else "tiny"
-    shape = SIZES[size]._replace(vocabulary=vocabulary)
-    draft = Transformer(shape.config(target.config.max_position_embeddings))
+    vocabulary, longest = target.config.vocab_size, target.config.max_position_embeddings
+    sizes = SIZES["68m" if SIZES["68m"].vocab_size == vocabulary else "tiny"]
+    draft = Transformer(replace(sizes, vocab_size=vocabulary, max_position_embeddings=longest))
     params = random_params(draft, str(target.dtype))
     unread = device_bytes(draft.lm_head(params))  # of the embedding only single rows are read
     drafter = DraftModel(draft, Fixed(DRAFT_LENGTH), DRAFT_LENGTH)
