@@ -9,12 +9,10 @@ step, the same tokens of every method and one timed run of each, or the same set
 folder begins.
 """
 
-import json
 import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -29,6 +27,7 @@ from tyro.conf import Positional
 from benchmarks.harness import at_least_1, check_known, main, table
 from specjax import SpecjaxError, cli
 from specjax.core.errors import throttled
+from specjax.core.folder import RunFolder
 
 CHATS = "chats.jsonl"  # within the folder of all runs, as are the questions of `reproduce`
 QUESTIONS = "questions"
@@ -120,15 +119,14 @@ def inject(options: FaultOptions) -> None:
 
 
 def _write_inputs(folder: Path) -> None:
-    draw = random.Random(0)
-    with (folder / CHATS).open("w") as chats:
-        for _ in range(60):
-            row = {"prompt": " ".join(draw.choices(WORDS, k=3))}
-            row["response"] = " ".join(draw.choices(WORDS, k=12))
-            print(json.dumps(row), file=chats)
-    (folder / QUESTIONS).mkdir()
+    draw, lengths = random.Random(0), {"prompt": 3, "response": 12}
+    chats = [
+        {name: " ".join(draw.choices(WORDS, k=length)) for name, length in lengths.items()}
+        for _ in range(60)
+    ]
+    RunFolder(folder).write_records(CHATS, chats)
     question = {"category": "summarization", "turns": [" ".join(WORDS)]}
-    (folder / QUESTIONS / "spec_bench.jsonl").write_text(json.dumps(question))
+    RunFolder(folder / QUESTIONS).write_records("spec_bench.jsonl", [question])
 
 
 def _mount(disk: Path, num_bytes: int, share: float | None) -> None:
@@ -188,13 +186,13 @@ def contents(work: str, folder: Path) -> Any:
         weights = sha256((folder / "head" / "model.safetensors").read_bytes()).hexdigest()
         answers = folder / "distilled.jsonl"
         text = answers.read_text() if work == "distill" else ""
-        return weights, text, [_untimed(line) for line in _lines(folder / "metrics.jsonl")]
+        return weights, text, list(RunFolder(folder).records("metrics.jsonl", _untimed))
     return [_trials(file) for file in sorted(folder.rglob("samples.jsonl"))]
 
 
 def _trials(file: Path) -> dict[tuple[int, int], dict[str, list[list[int]]]]:
     trials = {}
-    for turn in _lines(file):
+    for turn in RunFolder(file.parent).records(file.name):
         place = turn["number"], turn["repeat"]
         if place in trials:
             raise SpecjaxError(f"{file}: turn {place} was measured twice")
@@ -206,10 +204,6 @@ def _trials(file: Path) -> dict[tuple[int, int], dict[str, list[list[int]]]]:
 
 def _untimed(line: dict[str, Any]) -> dict[str, Any]:
     return {name: line[name] for name in line if name not in TIMES}
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    return map(json.loads, file.read_text().splitlines())
 
 
 def report(log: Log) -> str:
