@@ -20,10 +20,11 @@ import jax
 
 from benchmarks.gpu.measure import GpuBench, Group
 from benchmarks.gpu.methods import PAPER_METHODS
-from benchmarks.gpu.record import TABLES, Record
+from benchmarks.gpu.record import ROWS, TABLES, Record
 from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
 from specjax.core.files import expand_user
+from specjax.core.folder import RunFolder
 from specjax.core.provenance import command_line, revision, versions
 
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
@@ -138,7 +139,7 @@ def report(options: GpuOptions) -> None:
         "new_tokens": options.new_tokens,
         "repeats": options.repeats,
     }
-    record = Record(expand_user(options.out), about, options.groups())
+    record = Record(RunFolder(expand_user(options.out), ROWS), about, options.groups())
     record.open()
     longest = max((options.context, *options.contexts)) + options.new_tokens
     bench = GpuBench(options.new_tokens, options.repeats, options.num_threads, longest)
@@ -151,11 +152,11 @@ def report(options: GpuOptions) -> None:
         left = budget.left
         record.add(bench.measure(group, lambda: budget.left > 0))
         budget.spent(group.part, left - budget.left)
-    budget.say(f"{len(record.rows)} rows and tables are in {record.folder}")
+    budget.say(f"{len(record.rows)} rows and tables are in {record.folder.path}")
     if failed := [row for row in record.rows if "failed" in row and not row["is_memory"]]:
         raise SpecjaxError(
             f"{len(failed)} measurements failed, the first with {failed[0]['failed']!r}; all are "
-            f"listed in {record.folder / TABLES}"
+            f"listed in {record.folder.path / TABLES}"
         )
 
 

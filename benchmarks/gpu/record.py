@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.measure import Group, Row
 from benchmarks.gpu.methods import PAPER_METHODS
 from benchmarks.harness import table
 from specjax.core.files import read_json
-from specjax.core.folder import RunFolder, check_same_run
+from specjax.core.folder import RunFolder
 
 ROWS, TABLES = "gpu.json", "gpu.md"
 # What may differ when a report is continued.
@@ -29,20 +28,19 @@ COLUMNS = ("ms a round", "overhead", "floor", "tokens/s", "x plain")
 class Record:
     """The folder; `about` is what the figures depend on, `groups` all measurements."""
 
-    folder: Path
+    folder: RunFolder  # whose config is `ROWS`
     about: dict[str, Any]
     groups: Sequence[Group]
 
     def open(self) -> None:
         """Makes the folder and writes the empty report, so that a bad folder fails at once."""
-        if before := self._read():
-            check_same_run(self.folder, before, self.about, MAY_DIFFER)
+        self.folder.claim(self.about, ignored=MAY_DIFFER)
         self.add([])
 
     @property
     def rows(self) -> list[Row]:
         """All rows so far."""
-        return self._read().get("rows", [])
+        return read_json(self.folder.path / ROWS).get("rows", [])
 
     def missing(self) -> list[Group]:
         """Returns the groups that are not measured yet, with their missing methods."""
@@ -62,13 +60,8 @@ class Record:
         measured = {_name_of(row) for row in rows}
         places = [(*group.place, name) for group in self.groups for name in group.names]
         missing = [_title(*each) for each in places if each not in measured]
-        folder = RunFolder(self.folder)
-        folder.write_json(ROWS, {**self.about, "rows": rows, "not_measured": missing})
-        folder.write(TABLES, markdown(self.about, rows, missing))
-
-    def _read(self) -> dict[str, Any]:
-        path = self.folder / ROWS
-        return read_json(path) if path.exists() else {}
+        self.folder.write_json(ROWS, {**self.about, "rows": rows, "not_measured": missing})
+        self.folder.write(TABLES, markdown(self.about, rows, missing))
 
 
 def markdown(about: Row, rows: Sequence[Row], missing: Sequence[str]) -> str:
