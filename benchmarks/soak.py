@@ -9,7 +9,6 @@ that at the end.
 import os
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from benchmarks.harness import at_least_1, main, requests_for, table
 from specjax import (
     LoadedTarget,
     Params,
-    Prompt,
     Sampling,
     SpecjaxError,
     from_ids,
@@ -101,9 +99,11 @@ class Soak:
     def tokens(self, method: str, work: Work) -> np.ndarray:
         """Decodes one request."""
         drafter, params = self.drafters[method]
+        chosen = range(work.first, work.first + work.num_sequences)
+        ids = [self.prompts[at % len(self.prompts)] for at in chosen]
         generation = speculative_generate(
             Params(self.target.params, params),
-            self.prompt(work),
+            from_ids(ids, padded_length(self.prompts)),
             jax.random.key(work.seed),
             target=self.target.model,
             drafter=drafter,
@@ -113,18 +113,6 @@ class Soak:
         )
         generation.check()
         return np.asarray(generation.tokens)
-
-    def prompt(self, work: Work) -> Prompt:
-        """Returns the prompts of a request."""
-        chosen = range(work.first, work.first + work.num_sequences)
-        ids = [self.prompts[at % len(self.prompts)] for at in chosen]
-        return from_ids(ids, padded_length(self.prompts))
-
-    def programs(self) -> Iterator[tuple[str, Work]]:
-        """Yields one request for each program."""
-        for method in (PLAIN, *self.drafters):
-            for shape in self.shapes:
-                yield method, Work(0, *shape, 0)
 
     @property
     def shapes(self) -> tuple[tuple[int, Sampling], ...]:
@@ -140,9 +128,10 @@ def soak(options: SoakOptions) -> None:
     requests = requests_for(target, "pocket", options.prompts, options.max_new_tokens)
     drafters = {name: load_drafter(name, target) for name in names}
     run = Soak(target, options, drafters, [request.ids for request in requests])
+    warm_up = [(name, Work(0, *shape, 0)) for name in names for shape in run.shapes]
     with ThreadPoolExecutor(options.threads) as pool:
         for _ in range(2):
-            list(pool.map(lambda each: run.tokens(*each), run.programs()))
+            list(pool.map(lambda each: run.tokens(*each), warm_up))
         draw, note = random.Random(options.seed), throttled()
         works = [
             Work(draw.randrange(len(requests)), *shape, draw.randrange(4))
