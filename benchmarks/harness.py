@@ -68,23 +68,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 # ---- Timing -------------------------------------------------------------------------------------
 
+Name = TypeVar("Name")
 
-def in_turn(runs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+
+def in_turn(runs: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, list[float]]:
     """Returns the seconds of each, run in turn after a run that compiles it."""
     for run in runs.values():
         jax.block_until_ready(run())
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             started = time.perf_counter()
             jax.block_until_ready(run())
             seconds[name].append(time.perf_counter() - started)
     return seconds
-
-
-def device() -> str:
-    """Returns the name of the default device."""
-    return jax.devices()[0].device_kind
 
 
 # ---- Random models of known shapes --------------------------------------------------------------

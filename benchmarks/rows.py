@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array
 from tyro.conf import Positional
 
-from benchmarks.harness import at_least_1, device, in_turn, main, table
+from benchmarks.harness import at_least_1, in_turn, main, table
 from specjax import LoadedTarget, SpecjaxError, load
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.models import causal_rows
@@ -64,9 +64,9 @@ def pass_seconds(
     target: LoadedTarget, widths: Sequence[int], num_slots: int, count: int, repeats: int
 ) -> dict[int, float]:
     """Returns the median seconds of a pass of each width, timed in turn, `count` passes a run."""
-    programs = {str(rows): passes(target, rows, num_slots, count) for rows in widths}
+    programs = {rows: passes(target, rows, num_slots, count) for rows in widths}
     timed = in_turn(programs, repeats)
-    return {rows: median(timed[str(rows)]) / count for rows in widths}
+    return {rows: median(seconds) / count for rows, seconds in timed.items()}
 
 
 def run(options: RowsOptions) -> None:
@@ -86,7 +86,7 @@ def run(options: RowsOptions) -> None:
             lines.append((str(num_slots), str(rows), *figures))
     print(table(HEADER, lines))
     weights = options.quantize or target.dtype_name
-    print(f"{weights} on {device()}, which reads {bandwidth / 1e9:.0f} GB/s")
+    print(f"{weights} on {jax.devices()[0].device_kind}, which reads {bandwidth / 1e9:.0f} GB/s")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.harness import at_least_1, device, in_turn, main, random_target, table
+from benchmarks.harness import at_least_1, in_turn, main, random_target, table
 from specjax import LoadedTarget, load
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.training import HeadTraining
@@ -112,7 +112,7 @@ def run(options: TrainingOptions) -> None:
     rows = cost_rows(in_turn(steps_of(target, options), options.repeats), num_tokens)
     header = f"a step over {num_tokens} tokens", "tokens/s", "x eagle", "x target's pass"
     print(table(header, rows))
-    print(f"medians of {options.repeats} steps in turn on {device()}")
+    print(f"medians of {options.repeats} steps in turn on {jax.devices()[0].device_kind}")
 
 
 if __name__ == "__main__":
