@@ -11,7 +11,6 @@ The method train-hass is a training step over --batch-size texts of --prompt-len
 target's weights split over data too.
 """
 
-import json
 import sys
 import traceback
 from dataclasses import dataclass, replace
@@ -28,7 +27,9 @@ from benchmarks.compiled.tables import key, markdown
 from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
-from specjax.core.files import read_json, write_whole
+from specjax.core.errors import check_whole
+from specjax.core.files import read_json
+from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.models import quantize
 from specjax.models.sharding import Placement, make_mesh
@@ -61,10 +62,8 @@ class CompiledOptions:
         check_known("method", self.methods, (*METHODS, TRAINING))
         check_known("quantize", self.quantize, KINDS)
         at_least_1(self, "max_new_tokens", "batch_size")
-        if self.padded_width < 0:
-            raise SpecjaxError(f"padded_width {self.padded_width} must be at least 0")
-        if min(self.prompt_length) < 2:
-            raise SpecjaxError(f"prompt_length {self.prompt_length} must be at least 2")
+        check_whole("padded_width", self.padded_width, 0)
+        check_whole("prompt_length", min(self.prompt_length), 2)
         depths = set(self.layers)
         if len(self.layers) not in (1, 2) or len(depths) < len(self.layers) or min(depths) < 1:
             raise SpecjaxError(f"layers {self.layers} must be one or two different depths")
@@ -152,22 +151,21 @@ def _rows_in(path: Path) -> list[Row]:
 def _keep(path: Path, row: Row) -> None:
     """Puts a row in place of the one of the same request, and writes the tables anew."""
     rows = [each for each in _rows_in(path) if key(each) != key(row)] + [row]
-    order = list(DEVICES), list(SIZES), [*METHODS, TRAINING]
+    order = [*DEVICES, *SIZES, *KINDS, *METHODS, TRAINING]
     rows.sort(
         key=lambda each: (
-            order[0].index(each["device"]),
-            order[1].index(each["size"]),
-            KINDS.index(each["quantize"]),
+            *(order.index(each[name]) for name in ("device", "size", "quantize")),
             each["padded_width"],
             each["temperature"],
             each["method"] == TRAINING,
             (len(each["compiled"]), each["compiled"]),
-            order[2].index(each["method"]),
+            order.index(each["method"]),
             *(each["prompt"], each["new"], each["batch"], each["mesh"]),
         )
     )
-    write_whole(path, f"{json.dumps({'rows': rows}, indent=1)}\n".encode())
-    write_whole(path.with_suffix(".md"), f"{markdown(rows)}\n".encode())
+    folder = RunFolder(path.parent)
+    folder.write_json(path.name, {"rows": rows})
+    folder.write(path.with_suffix(".md").name, f"{markdown(rows)}\n")
 
 
 if __name__ == "__main__":

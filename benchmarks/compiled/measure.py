@@ -84,16 +84,12 @@ class Request(NamedTuple):
     on: Place
 
     @property
-    def num_slots(self) -> int:
-        """The slots of its KV cache."""
-        engine = Engine(self.target.model, self.drafter, max_new_tokens=self.max_new_tokens)
-        return engine.num_slots(self.prompt_length)
-
-    @property
     def cache(self) -> Any:
         """Its KV cache."""
         model, batch = self.target.model, self.batch_size
-        new = partial(model.new_cache, batch=batch, num_slots=self.num_slots)
+        engine = Engine(model, self.drafter, max_new_tokens=self.max_new_tokens)
+        num_slots = engine.num_slots(self.prompt_length)
+        new = partial(model.new_cache, batch=batch, num_slots=num_slots)
         mesh = self.on.mesh if isinstance(self.on, Placement) else None
         return shard_batch(jax.eval_shape(new, self.target.params), mesh, batch)
 
