@@ -13,18 +13,16 @@ target's weights split over data too.
 
 import sys
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.devices import DEVICES, Device
-from benchmarks.compiled.measure import METHODS, NONE, Case, Row, at_depth, measure, request_of
+from benchmarks.compiled.measure import METHODS, NONE, TRAINING, Case, Row, at_depth, measure
 from benchmarks.compiled.tables import key, markdown
-from benchmarks.compiled.training import TRAINING, training_of
 from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
 from specjax.core.errors import check_whole
@@ -32,7 +30,6 @@ from specjax.core.files import read_json
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.models import quantize
-from specjax.models.sharding import Placement, make_mesh
 
 KINDS = (NONE, *quantize.KINDS)
 
@@ -127,18 +124,8 @@ def _depths(case: Case, options: CompiledOptions) -> Row:
 def _row(case: Case, options: CompiledOptions, device: Device, on: list[Any]) -> Row:
     """Compiles each depth and returns the row of the whole model."""
     rows, about = [], _depths(case, options)
-    is_training = case.method == TRAINING
     for depth in about["compiled"]:
-        sizes = {"num_hidden_layers": depth, "max_position_embeddings": case.prompt + case.new}
-        config = replace(SIZES[case.size], **sizes)
-        mesh = make_mesh(case.mesh or "data=1", on)
-        spread = Placement(mesh, config.head_dim, fsdp=is_training)
-        if is_training:
-            made = training_of(case, device, config, spread)
-        else:
-            place = spread if case.mesh else SingleDeviceSharding(on[0])
-            made = request_of(case, device, config, place)
-        rows.append(measure(made, device))
+        rows.append(measure(case, device, on, depth))
         jax.clear_caches()
     found = at_depth(rows, about["compiled"], about["layers"])
     return case._asdict() | about | {"versions": versions()["jax"], "machine": machine()} | found

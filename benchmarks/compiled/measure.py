@@ -5,17 +5,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from jax.stages import Lowered
 from jax.typing import DTypeLike
 
 from benchmarks.compiled.devices import Device
 from benchmarks.compiled.program import DRAFT, Cost, Program, host_synchronisations
 from benchmarks.gpu.methods import PAPER_METHODS, Made
+from benchmarks.harness import SIZES
 from specjax import (
     Drafter,
     Engine,
@@ -34,10 +36,14 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.eagle2 import Eagle2
 from specjax.models.heads.layered import with_draft_tokens
 from specjax.models.quantize import quantize_params
-from specjax.models.sharding import Placement, place, shard_batch
+from specjax.models.sharding import DATA, Placement, make_mesh, place, shard_batch
+from specjax.training.loop import train_step
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.optimizer import optimizer_of
 
 REDUCED, DRAFT_VOCABULARY = "eagle2-16k", 2**14  # EAGLE-2 that drafts 16k tokens only
 METHODS = (PLAIN, REDUCED, *PAPER_METHODS)
+TRAINING, STEPS = "train-hass", 1000  # the steps of the run decide the learning rate alone
 TOP_P = 0.95  # above temperature 0
 NONE = "none"  # weights in the device's dtype
 # Whether partial sums of a product pay is found out by timing it, on the device. Without that XLA
@@ -61,14 +67,6 @@ class Case(NamedTuple):
     batch: int = 1
     mesh: str = ""  # of several devices
     padded_width: int = 0  # of the target
-
-
-class Measurable(Protocol):
-    """A program that can be compiled."""
-
-    def lower(self) -> Lowered: ...
-
-    def costs(self, program: Program, device: Device) -> Row: ...
 
 
 class Request(NamedTuple):
@@ -141,6 +139,58 @@ class Request(NamedTuple):
         return row
 
 
+class TrainingStep(NamedTuple):
+    """A step of HASS that exists in shapes only; the target is split over `data` too."""
+
+    target: LoadedTarget
+    training: HassTraining
+    on: Placement
+    batch_size: int
+    length: int
+
+    def lower(self) -> Lowered:
+        """Lowers the program of a step."""
+        head, target, mesh = self._head, self.target, self.on.mesh
+        params = placed(jax.eval_shape(head.initialise, jax.random.key(0)), self.on)
+        optimizer = optimizer_of(self.training.optimizer, STEPS)
+        moments = placed(jax.eval_shape(optimizer.init, params), self.on)
+        state = {"params": params, "moments": moments}
+        rows = partial(
+            jax.ShapeDtypeStruct,
+            (self.batch_size, self.length),
+            sharding=NamedSharding(mesh, P(DATA)),
+        )
+        kinds = {"tokens": jnp.int32, "is_answer": bool, "segments": jnp.int32}
+        batch = {name: rows(kind) for name, kind in (kinds | {"positions": jnp.int32}).items()}
+        key = placed(jax.eval_shape(partial(jax.random.key, 0)), self.on)
+        loss = self.training.loss(head, target.model)
+        return train_step(loss, optimizer, state, mesh).lower(state, target.params, batch, key)
+
+    def costs(self, program: Program, device: Device) -> Row:
+        """Returns the costs of the step."""
+        whole = Cost()
+        for cost in program.costs(program.entry, (0,)).values():
+            whole.add(cost)
+        floor = self.products / self.on.mesh.size
+        row: Row = {"floor": floor, **figures("step", whole, device)}
+        return row | ({"floor_s": floor / device.flops} if device.flops else {})
+
+    @property
+    def products(self) -> float:
+        """The least operations of a step: the target's pass and logits; and of each step of
+        alignment the head, forward and backward, and its logits without the LM head's gradient."""
+        model, params = self.target.model, self.target.params
+        lm_head = _size(jax.eval_shape(model.lm_head, params))
+        layers = _size(params) - lm_head * (1 if self.target.config.tie_word_embeddings else 2)
+        head = _size(jax.eval_shape(self._head.initialise, jax.random.key(0)))
+        each_token = 2 * (layers + lm_head) + self.training.align_steps * (6 * head + 4 * lm_head)
+        return self.batch_size * self.length * each_token
+
+    @property
+    def _head(self) -> Any:
+        return self.training.new_head(self.target.config)
+
+
 def figures(part: str, cost: Cost, device: Device) -> Row:
     """Returns the costs of a part under its name."""
     row = {
@@ -152,8 +202,19 @@ def figures(part: str, cost: Cost, device: Device) -> Row:
     return row | ({f"{part}_s": cost.cycles / device.clock} if device.clock else {})
 
 
-def request_of(case: Case, device: Device, config: TransformerConfig, on: Place) -> Request:
-    """Returns a request for a target of this config."""
+def program_of(
+    case: Case, device: Device, devices: Sequence[Any], depth: int
+) -> Request | TrainingStep:
+    """Returns the program of a case for a target of `depth` layers."""
+    sizes = {"num_hidden_layers": depth, "max_position_embeddings": case.prompt + case.new}
+    config = replace(SIZES[case.size], **sizes)
+    is_training = case.method == TRAINING
+    mesh = make_mesh(case.mesh or "data=1", devices)
+    spread = Placement(mesh, config.head_dim, fsdp=is_training)
+    if is_training:
+        target = abstract_target(case, device, config, spread)
+        return TrainingStep(target, HassTraining(), spread, case.batch, case.prompt)
+    on = spread if case.mesh else SingleDeviceSharding(devices[0])
     cache_dtype = jnp.float32 if case.device == "cpu" else None
     target = abstract_target(case, device, config, on, cache_dtype)
     drafters = []
@@ -193,6 +254,10 @@ def placed(tree: Any, on: Place) -> Any:
     return jax.tree.map(lambda leaf: leaf.update(sharding=on), tree)
 
 
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
 def _made(method: str, target: LoadedTarget) -> Made:
     if method == PLAIN:
         return Made(Autoregressive())
@@ -205,8 +270,9 @@ def _made(method: str, target: LoadedTarget) -> Made:
     return Made(replace(whole.drafter, head=head), params)
 
 
-def measure(program: Measurable, device: Device) -> Row:
-    """Compiles a program for a device, or several, and returns its costs on each."""
+def measure(case: Case, device: Device, devices: Sequence[Any], depth: int) -> Row:
+    """Compiles a case at some depth and returns its costs on each of the devices."""
+    program = program_of(case, device, devices, depth)
     lowered = program.lower()
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = COMPILER_OPTIONS | UNTUNED
