@@ -6,27 +6,31 @@ docs/results/pocket.md. Repeat the command to go on where it was interrupted; an
 machine needs another folder.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
-from benchmarks import traces
-from benchmarks.harness import main, table
-from specjax import LoadedTarget, SpecjaxError, load
+from benchmarks.harness import main, requests_for, table
+from specjax import LoadedTarget, SpecjaxError, load, notebook
 from specjax.bench.checks import problems
-from specjax.bench.measure import PLAIN
+from specjax.bench.measure import PLAIN, with_progress
 from specjax.bench.options import BenchOptions
-from specjax.bench.results import FinishedResults, read_results
-from specjax.bench.run import run_bench
+from specjax.bench.results import Condition, FinishedResults, read_results
+from specjax.bench.run import make_runners, run_bench
 from specjax.bench.summary import ALL, Measurement
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.files import expand_user, write_whole
+from specjax.core.files import expand_user, read_json, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
+from specjax.run.runner import Runner
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "pocket.md"
 TEMPLATE = Path(__file__).with_name("pocket.md")
+TRACES = "traces.json"
 UNSUITED = ("grammar", "auto")  # one needs a grammar, the other is another method
 VARIANTS = {  # a method with a setting
     "disco": ("draft-model", "rule=disco"),
@@ -80,10 +84,47 @@ def measure(out: Path, target: LoadedTarget, options: PocketOptions) -> None:
         out=out,
     )
     run_bench(lambda: target, bench)
-    if not traces.read_traces(out):
+    if not (out / TRACES).is_file():
         settings = published(methods, target)
         traced = BenchOptions(",".join(methods), set=settings, max_new_tokens=num_new)
-        traces.measure(out, target, traced)
+        measure_parts(out, target, traced)
+
+
+def measure_parts(folder: Path, target: LoadedTarget, options: BenchOptions) -> None:
+    """Times greedy rounds on the first and the last prompt, and keeps the figures in a folder.
+
+    Drafting, verifying and the rest are compiled separately, which takes minutes; a round then
+    takes a little longer than in one program.
+    """
+    first, *others = requests_for(target, options.tasks, 1, options.max_new_tokens)
+    prompts = [first, *others[-1:]]
+    runners = make_runners(target, options, prompts, Condition(0.0, 1))
+    methods = trace(runners, [prompt.ids for prompt in prompts])
+    RunFolder(folder).write_json(TRACES, {"methods": methods})
+
+
+def trace(runners: Sequence[Runner], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Times all methods in turn on every prompt, after compiling; returns their figures."""
+    for runner in with_progress(runners, "Compiling the parts of rounds"):
+        list(notebook.timed_rounds(runner, prompts[0]))
+    timed = [[list(notebook.timed_rounds(runner, ids)) for runner in runners] for ids in prompts]
+    return [
+        round_figures(runner.name, list(chain(*of_method)))
+        for runner, of_method in zip(runners, zip(*timed, strict=True), strict=True)
+    ]
+
+
+def round_figures(name: str, rounds: Sequence[notebook.Round]) -> dict[str, Any]:
+    """Returns the figures of a method's rounds; seconds are medians."""
+    seconds = {
+        f"{part}_seconds": median(getattr(one, part) for one in rounds) for part in notebook.PARTS
+    }
+    return {
+        "method": name,
+        "num_rounds": len(rounds),
+        "accepted_length": fmean(one.num_tokens for one in rounds),
+        **seconds,
+    }
 
 
 def published(methods: Mapping[str, str], target: LoadedTarget) -> tuple[str, ...]:
@@ -110,7 +151,7 @@ def page_of(folder: Path) -> str:
     return TEMPLATE.read_text(encoding="utf-8").format(
         **{name: about[name] for name in facts},
         methods=method_table(results),
-        parts=traces.table_of(traces.read_traces(folder)),
+        parts=part_table(read_json(folder / TRACES)["methods"]),
     )
 
 
@@ -129,6 +170,15 @@ def method_table(results: FinishedResults) -> str:
         for name, at in sorted(found.items(), key=lambda item: -item[1][0.0].mean_accepted_length)
     ]
     return table(["method", "accepted, T=0", "T=1", "speed, T=0", "T=1"], rows)
+
+
+def part_table(methods: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the milliseconds of each part of a round by method."""
+    rows = [
+        [one["method"], *(f"{1e3 * one[f'{part}_seconds']:.3f}" for part in notebook.PARTS)]
+        for one in methods
+    ]
+    return table(["ms per round, medians", *notebook.PARTS], rows)
 
 
 if __name__ == "__main__":

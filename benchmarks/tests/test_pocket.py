@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import pocket
-from benchmarks.pocket import PocketOptions, measure, page_of, published
-from benchmarks.traces import TRACES
+from benchmarks.pocket import TRACES, PocketOptions, measure, page_of, published
 from specjax import SpecjaxError, load
 from specjax.bench.results import open_results
 from specjax.bench.run import check
@@ -26,7 +25,7 @@ def test_settings_that_a_cpu_replaces_are_the_published_ones():
 def test_what_is_measured_exists_and_only_what_is_missing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(pocket, "run_bench", lambda load, options: check(options))
-    monkeypatch.setattr(pocket.traces, "measure", lambda *given: asked.append(given[-1].methods))
+    monkeypatch.setattr(pocket, "measure_parts", lambda *given: asked.append(given[-1].methods))
     measure(tmp_path, load("pocket"), PocketOptions(tmp_path))
     assert "hass,eagle3" in asked[0]
     open_results(tmp_path, ABOUT).folder.write_json(TRACES, {"methods": [{"method": "pld"}]})

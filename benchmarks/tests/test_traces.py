@@ -6,7 +6,7 @@ Nothing here asserts how long anything took.
 import numpy as np
 import pytest
 
-from benchmarks.traces import round_figures, trace
+from benchmarks.pocket import round_figures, trace
 from specjax import notebook
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.prompt import padded_length

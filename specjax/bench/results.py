@@ -23,7 +23,7 @@ from specjax.run.runner import GeneratedText, Program
 
 RUN, PROGRAMS, SAMPLES = "run.json", "programs.jsonl", "samples.jsonl"
 BANDWIDTH, ROWS = "bandwidth.jsonl", "rows.jsonl"
-WRITTEN_BY_OTHERS = ("*.png", "traces.json")  # reports, benchmarks.traces
+WRITTEN_BY_OTHERS = ("*.png", "traces.json")  # reports, benchmarks.pocket
 RUN_FIELDS = ("method", "dtype", "prefill_seconds", "decode_seconds", "num_compiled")
 Converted = TypeVar("Converted")
 
