@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class GpuOptions:
         at_least_1(whole, "new_tokens", "repeats", "num_threads")
         if min(whole.context, *whole.contexts) < 2 or min(whole.batches) < 1:
             raise SpecjaxError("contexts must be at least 2, and batches at least 1")
-        if not (math.isfinite(self.minutes) and self.minutes >= 0):
+        if not 0 <= self.minutes < math.inf:
             raise SpecjaxError(f"minutes {self.minutes} is not a time; give a number from 0 on")
         return whole
 
@@ -101,25 +101,15 @@ class GpuOptions:
 
 
 class Budget:
-    """The time that is left, and whether another group of some part is likely to fit."""
+    """The time that is left."""
 
-    def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._end = clock() + 60 * minutes
-        self._longest: dict[str, float] = {}  # seconds of a group, by part
+    def __init__(self, minutes: float):
+        self._end = time.monotonic() + 60 * minutes
 
     @property
     def left(self) -> float:
         """Seconds."""
-        return self._end - self._clock()
-
-    def allows(self, part: str) -> bool:
-        """Whether there is time for the longest group of this part so far."""
-        return self.left > self._longest.get(part, 0.0)
-
-    def spent(self, part: str, seconds: float) -> None:
-        """Notes the time of a group."""
-        self._longest[part] = max(seconds, self._longest.get(part, 0.0))
+        return self._end - time.monotonic()
 
     def say(self, text: str) -> None:
         """Prints a line on stderr, with the minutes that are left."""
@@ -143,15 +133,16 @@ def report(options: GpuOptions) -> None:
     record.open()
     longest = max((options.context, *options.contexts)) + options.new_tokens
     bench = GpuBench(options.new_tokens, options.repeats, options.num_threads, longest)
+    longest_seconds = defaultdict(float)  # of a group, by part; another might take as long
     for group in record.missing():
         title = f"{' '.join(map(str, group.place))}: {', '.join(group.names)}"
-        if not budget.allows(group.part):
+        left = budget.left
+        if left <= longest_seconds[group.part]:
             budget.say(f"left out: {title}")
             continue
         budget.say(title)
-        left = budget.left
         record.add(bench.measure(group, lambda: budget.left > 0))
-        budget.spent(group.part, left - budget.left)
+        longest_seconds[group.part] = max(longest_seconds[group.part], left - budget.left)
     budget.say(f"{len(record.rows)} rows and tables are in {record.folder.path}")
     if failed := [row for row in record.rows if "failed" in row and not row["is_memory"]]:
         raise SpecjaxError(
