@@ -4,17 +4,16 @@ Random targets of known sizes, methods at their papers' settings with random wei
 lengths set by construction (see `Scripted`), so that nothing has to be fetched. Made for ten
 minutes on a borrowed GPU: the most wanted groups come first, rows are written group by group, and
 what no time is left for is listed. DIR gets gpu.json and gpu.md; a second call with the same DIR
-measures what is missing.
+measures what is missing. On a CPU choose less: --sizes tiny --size 160m --context 256
+--contexts 512 --batches 4 --new-tokens 32.
 """
 
 import math
-import os
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -25,63 +24,40 @@ from benchmarks.harness import SIZES, at_least_1, check_known, main
 from specjax import SpecjaxError
 from specjax.core.files import expand_user
 from specjax.core.folder import RunFolder
-from specjax.core.provenance import command_line, revision, versions
+from specjax.core.provenance import command_line, num_cores, revision, versions
 
 PARTS = ("bandwidth", "plain", "rounds", "batch", "context")
-PRESETS: dict[str, dict[str, Any]] = {  # the defaults of a device
-    "cpu": {
-        "sizes": ("tiny", "160m"),
-        "size": "160m",
-        "context": 256,
-        "contexts": (512,),
-        "batches": (4,),
-        "new_tokens": 32,
-    },
-    "other": {
-        "sizes": ("1b", "13b", "7b"),  # the last is the target of the other parts
-        "size": "7b",
-        "context": 1024,
-        "contexts": (4096, 16384),
-        "batches": (8, 32, 4, 16),
-        "new_tokens": 256,
-    },
-}
 
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """The options; zeros and empty tuples become the device's defaults (`PRESETS`)."""
+    """The options; their defaults suit a GPU."""
 
     out: Path = Path("gpu-report")  # folder of the report
     minutes: float = 9.0  # start nothing that will not fit in this time; 9 suit a slot of 10
     parts: tuple[str, ...] = PARTS  # parts to measure
     methods: tuple[str, ...] = tuple(PAPER_METHODS)  # methods of the rounds
-    sizes: tuple[str, ...] = ()  # targets of plain decoding, of the shapes of benchmarks.harness
-    size: str = ""  # target of all other parts
-    context: int = 0  # tokens of the prompt
-    contexts: tuple[int, ...] = ()  # other prompt lengths, with two methods
-    batches: tuple[int, ...] = ()  # rows at once, with two methods
-    new_tokens: int = 0  # tokens that are generated
+    sizes: tuple[str, ...] = ("1b", "13b", "7b")  # of plain decoding, `size` last to keep it
+    size: str = "7b"  # target of all other parts, of the shapes of benchmarks.harness
+    context: int = 1024  # tokens of the prompt
+    contexts: tuple[int, ...] = (4096, 16384)  # other prompt lengths, with two methods
+    batches: tuple[int, ...] = (8, 32, 4, 16)  # rows at once, with two methods
+    new_tokens: int = 256  # tokens that are generated
     repeats: int = 5  # timed runs of each, in turn
-    num_threads: int = 0  # programs that are compiled at once
+    num_threads: int = max(1, min(4, num_cores() // 4))  # programs that are compiled at once
 
-    def for_device(self) -> "GpuOptions":
-        """Returns the options with the device's defaults for those that are unset."""
-        preset = PRESETS["cpu" if jax.default_backend() == "cpu" else "other"]
-        chosen = {name: getattr(self, name) or value for name, value in preset.items()}
-        at_once = self.num_threads or max(1, min(4, (os.cpu_count() or 1) // 4))
-        whole = replace(self, **chosen, num_threads=at_once)
+    def check(self) -> None:
+        """Raises SpecjaxError for unknown names, or sizes that cannot be measured."""
         check_known("part", self.parts, PARTS)
         check_known("method", self.methods, PAPER_METHODS)
-        check_known("size", (*whole.sizes, whole.size), SIZES)
-        if SIZES[whole.size].tie_word_embeddings:
-            raise SpecjaxError(f"size {whole.size!r} ties its LM head; it is for --sizes")
-        at_least_1(whole, "new_tokens", "repeats", "num_threads")
-        if min(whole.context, *whole.contexts) < 2 or min(whole.batches) < 1:
+        check_known("size", (*self.sizes, self.size), SIZES)
+        if SIZES[self.size].tie_word_embeddings:
+            raise SpecjaxError(f"size {self.size!r} ties its LM head; it is for --sizes")
+        at_least_1(self, "new_tokens", "repeats", "num_threads")
+        if min(self.context, *self.contexts) < 2 or min(self.batches, default=1) < 1:
             raise SpecjaxError("contexts must be at least 2, and batches at least 1")
         if not 0 <= self.minutes < math.inf:
             raise SpecjaxError(f"minutes {self.minutes} is not a time; give a number from 0 on")
-        return whole
 
     def groups(self) -> list[Group]:
         """Returns the groups to measure, the most important first."""
@@ -118,7 +94,8 @@ class Budget:
 
 def report(options: GpuOptions) -> None:
     """Measures the missing groups of the folder while there is time."""
-    budget, options = Budget(options.minutes), options.for_device()
+    options.check()
+    budget = Budget(options.minutes)
     device = jax.devices()[0]
     about = {
         "command": command_line(),
