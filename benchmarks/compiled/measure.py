@@ -72,24 +72,21 @@ class Case(NamedTuple):
 class Request(NamedTuple):
     """A request that exists in shapes only."""
 
+    case: Case
     target: LoadedTarget
     drafter: Drafter
     params: Params
-    sampling: Sampling
-    prompt_length: int
-    max_new_tokens: int
-    batch_size: int
     on: Place
 
     @property
     def cache(self) -> Any:
         """Its KV cache."""
-        model, batch = self.target.model, self.batch_size
-        engine = Engine(model, self.drafter, max_new_tokens=self.max_new_tokens)
-        num_slots = engine.num_slots(self.prompt_length)
-        new = partial(model.new_cache, batch=batch, num_slots=num_slots)
+        model, case = self.target.model, self.case
+        engine = Engine(model, self.drafter, max_new_tokens=case.new)
+        num_slots = engine.num_slots(case.prompt)
+        new = partial(model.new_cache, batch=case.batch, num_slots=num_slots)
         mesh = self.on.mesh if isinstance(self.on, Placement) else None
-        return shard_batch(jax.eval_shape(new, self.target.params), mesh, batch)
+        return shard_batch(jax.eval_shape(new, self.target.params), mesh, case.batch)
 
     @property
     def floor(self) -> float:
@@ -103,14 +100,15 @@ class Request(NamedTuple):
 
     def lower(self) -> Lowered:
         """Lowers the program that serves it."""
+        temperature = self.case.temperature
         generate = partial(
             speculative_generate,
             target=self.target.model,
             drafter=self.drafter,
-            sampling=self.sampling,
-            max_new_tokens=self.max_new_tokens,
+            sampling=Sampling(temperature, top_p=TOP_P if temperature else 1.0),
+            max_new_tokens=self.case.new,
         )
-        shape = self.batch_size, self.prompt_length
+        shape = self.case.batch, self.case.prompt
         arguments = jax.eval_shape(
             lambda: (
                 Prompt(jnp.zeros(shape, jnp.int32), jnp.full(shape[0], shape[1], jnp.int32)),
@@ -142,11 +140,10 @@ class Request(NamedTuple):
 class TrainingStep(NamedTuple):
     """A step of HASS that exists in shapes only; the target is split over `data` too."""
 
+    case: Case
     target: LoadedTarget
-    training: HassTraining
     on: Placement
-    batch_size: int
-    length: int
+    training: HassTraining = HassTraining()
 
     def lower(self) -> Lowered:
         """Lowers the program of a step."""
@@ -157,7 +154,7 @@ class TrainingStep(NamedTuple):
         state = {"params": params, "moments": moments}
         rows = partial(
             jax.ShapeDtypeStruct,
-            (self.batch_size, self.length),
+            (self.case.batch, self.case.prompt),
             sharding=NamedSharding(mesh, P(DATA)),
         )
         kinds = {"tokens": jnp.int32, "is_answer": bool, "segments": jnp.int32}
@@ -184,7 +181,7 @@ class TrainingStep(NamedTuple):
         layers = _size(params) - lm_head * (1 if self.target.config.tie_word_embeddings else 2)
         head = _size(jax.eval_shape(self._head.initialise, jax.random.key(0)))
         each_token = 2 * (layers + lm_head) + self.training.align_steps * (6 * head + 4 * lm_head)
-        return self.batch_size * self.length * each_token
+        return self.case.batch * self.case.prompt * each_token
 
     @property
     def _head(self) -> Any:
@@ -213,7 +210,7 @@ def program_of(
     spread = Placement(mesh, config.head_dim, fsdp=is_training)
     if is_training:
         target = abstract_target(case, device, config, spread)
-        return TrainingStep(target, HassTraining(), spread, case.batch, case.prompt)
+        return TrainingStep(case, target, spread)
     on = spread if case.mesh else SingleDeviceSharding(devices[0])
     cache_dtype = jnp.float32 if case.device == "cpu" else None
     target = abstract_target(case, device, config, on, cache_dtype)
@@ -225,9 +222,7 @@ def program_of(
         return made.params
 
     drafter_params = placed(jax.eval_shape(make, target.params), on)
-    sampling = Sampling(case.temperature, top_p=TOP_P if case.temperature else 1.0)
-    params = Params(target.params, drafter_params)
-    return Request(target, drafters[0], params, sampling, case.prompt, case.new, case.batch, on)
+    return Request(case, target, drafters[0], Params(target.params, drafter_params), on)
 
 
 def abstract_target(
