@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: options, tables, timing, and random models of known shapes."""
+"""Shared by the benchmarks and recipes: options, tables, timing, random models of known shapes."""
 
 import sys
 import time

@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 import specjax
+from benchmarks import harness
 from specjax import SpecjaxError
-from specjax.core.errors import exit_code
 from specjax.core.files import expand_user
 from specjax.data.conversations import read_conversations
 from specjax.loading.methods import METHODS
@@ -69,13 +67,13 @@ class Recipe:
         return make_dataclass("Options", fields, kw_only=True)
 
 
-def main(recipe: Recipe) -> int:
-    """Runs the command line of a recipe; returns the exit code.
+def main(recipe: Recipe) -> None:
+    """Runs the command line of a recipe.
 
     `--out` is the folder for the run folders, which have the names of the runs, `--only` the runs
     to make, in this order, and `--ship` a folder into which the heads that are kept are written.
     """
-    return exit_code(partial(build, recipe, tyro.cli(recipe.options, description=main.__doc__)))
+    harness.main(partial(build, recipe), recipe.options, main.__doc__)
 
 
 def build(recipe: Recipe, options: Any) -> None:

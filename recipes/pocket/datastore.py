@@ -5,18 +5,15 @@ takes seconds.
 """
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import tyro
 from tokenizers import Tokenizer
 
+from benchmarks.harness import main
 from recipes.pocket import corpus
 from recipes.pocket.tokenizer import load
-from specjax.core.errors import exit_code
 from specjax.data import datastore
 from specjax.loading.hub import pocket_folder
 
@@ -59,4 +56,4 @@ def build(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(partial(build, tyro.cli(Options))))
+    main(build, Options, __doc__)

@@ -10,8 +10,6 @@ larger and read the target's, to keep the package small. The same command resume
 run.
 """
 
-import sys
-
 from recipes.heads import Recipe, Run, lasting, main
 
 COMMON = (
@@ -66,4 +64,4 @@ SHIPPED = {  # name in the package, run
 POCKET = Recipe("pocket", RUNS, COMMON, SHIPPED, dtype="float16")
 
 if __name__ == "__main__":
-    sys.exit(main(POCKET))
+    main(POCKET)

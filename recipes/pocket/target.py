@@ -7,9 +7,7 @@ finally both at twice the length. The same command goes on where it was interrup
 
 import json
 import platform
-import sys
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from jaxtyping import Array, Float, Int, PyTree
 
+from benchmarks.harness import main
 from recipes.pocket import tokenizer
 from recipes.pocket.corpus import held_out_tasks
 from recipes.pocket.data import TrainingData
 from recipes.pocket.edits import KINDS, answer_text, prompt_text
 from specjax import SpecjaxError, Transformer, TransformerConfig
-from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, new_folder, readable, vacant, writable_folder
 from specjax.core.folder import RunFolder
 from specjax.models import causal_rows
@@ -268,10 +265,5 @@ def build(options: Options) -> None:
         (unfinished / "recipe.json").write_text(json.dumps(record, indent=1, default=str))
 
 
-def main() -> int:
-    """Runs the command line; returns the exit code."""
-    return exit_code(partial(build, tyro.cli(Options)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(build, Options, __doc__)

@@ -5,18 +5,14 @@ Python 3.11.7. It takes a minute.
 """
 
 import json
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from benchmarks.harness import main
 from recipes.pocket import corpus
 from recipes.pocket.edits import KINDS
-from specjax.core.errors import exit_code
 
 NUM_TASKS = 100  # of each kind
 
@@ -56,4 +52,4 @@ def write(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(partial(write, tyro.cli(Options))))
+    main(write, Options, __doc__)

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from benchmarks.harness import main
 from recipes.papers.recipe import read_recipe
 from recipes.papers.variants import alias
 from recipes.smollm2.checks import (
@@ -37,7 +38,6 @@ from recipes.smollm2.checks import (
 )
 from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
 from specjax import SpecjaxError
-from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, read_json, write_whole
 from specjax.models.io.classifier import load_classifier
 
@@ -144,4 +144,4 @@ def table_of(results: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(tyro.cli(Options, description=__doc__).run))
+    main(Options.run, Options, __doc__)

@@ -7,7 +7,6 @@ TEXTS, which `recipes.smollm2.texts` writes. The same command goes on where it w
 model is in FOLDER/model.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,9 +16,9 @@ from typing import Annotated, Any
 import tyro
 from jaxtyping import Array, Key
 
+from benchmarks.harness import main
 from specjax import LoadedTarget, SpecjaxError, Target, Transformer, load
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, new_folder, vacant
 from specjax.core.pytree import cast_floats
 from specjax.core.ranking import best_token
@@ -129,4 +128,4 @@ def build(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(partial(build, tyro.cli(Options))))
+    main(build, Options, __doc__)

@@ -13,8 +13,6 @@ the 36 MB of the others. The kept heads of HASS and ParallelSpec for EAGLE learn
 see `recipes.smollm2.many_heads`.
 """
 
-import sys
-
 from recipes.heads import Recipe, Run, lasting, main
 
 COMMON = (  # a step reads 2048 tokens
@@ -42,4 +40,4 @@ KEPT = {"eagle": "eagle-longer", "medusa": "medusa", "parallel-medusa": "paralle
 SMOLLM2 = Recipe(None, RUNS, COMMON, KEPT, dtype="bfloat16", draft_vocab=16384, keeps_states=True)
 
 if __name__ == "__main__":
-    sys.exit(main(SMOLLM2))
+    main(SMOLLM2)

@@ -7,7 +7,6 @@ read the same texts in the same order. The last line of a run's `metrics.jsonl` 
 length.
 """
 
-import sys
 from pathlib import Path
 
 from recipes.heads import Recipe, Run, lasting, main
@@ -27,4 +26,4 @@ RUNS = {
 COMPARISON = Recipe(None, RUNS, COMMON, {}, dtype="bfloat16")
 
 if __name__ == "__main__":
-    sys.exit(main(COMPARISON))
+    main(COMPARISON)

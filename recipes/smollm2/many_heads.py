@@ -8,7 +8,6 @@ not depend on each other, so several commands with `XLA_PYTHON_CLIENT_PREALLOCAT
 device: an H100 took three minutes for three at once. EAGLE-3's head, of 20 MB, is not kept.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,4 +36,4 @@ def start_of(run: Run) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(MANY))
+    main(MANY)

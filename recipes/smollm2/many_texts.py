@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-import tyro
 
+from benchmarks.harness import main
 from recipes.smollm2.prompts import rows_of
 from recipes.smollm2.texts import LONGEST, OPTIONS, Texts, questions_in
 from specjax import LoadedTarget, Params, Sampling, from_ids, load, speculative_generate
@@ -117,4 +117,4 @@ def continued(
 
 
 if __name__ == "__main__":
-    tyro.cli(ManyTexts).run()
+    main(ManyTexts.run, ManyTexts, __doc__)

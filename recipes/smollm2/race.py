@@ -5,24 +5,20 @@
 The animation, docs/results/race.svg, shows when the texts grew, in seconds as measured.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from itertools import groupby
 from operator import itemgetter
 from textwrap import wrap
 from typing import NamedTuple
 
-import tyro
-
+from benchmarks.harness import main
 from recipes.smollm2.page import ROOT
 from specjax import SpecjaxError, load, stream_text
 from specjax.bench.measure import PLAIN
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import exit_code
 from specjax.core.files import write_whole
 from specjax.core.provenance import machine
 from specjax.loading.targets import LoadedTarget
@@ -59,7 +55,7 @@ class Run(NamedTuple):
         return self.pieces[-1][0]
 
 
-def main(options: Options) -> None:
+def run(options: Options) -> None:
     """Measures the two runs and writes the animation."""
     use_compilation_cache()
     target = load(options.target)
@@ -125,4 +121,4 @@ def _span(text: str, share: float, whole: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(partial(main, tyro.cli(Options))))
+    main(run, Options, __doc__)

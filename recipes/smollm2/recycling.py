@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import tyro
 
+from benchmarks.harness import main
 from recipes.smollm2.texts import questions_in
 from specjax import from_ids, load
 from specjax.cli.environment import use_compilation_cache
@@ -128,4 +129,4 @@ def paths_of(before: LoopState, after: LoopState) -> Iterator[Ranks]:
 
 
 if __name__ == "__main__":
-    tyro.cli(Options, description=__doc__).run()
+    main(Options.run, Options, __doc__)

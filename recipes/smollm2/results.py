@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
+from benchmarks.harness import main
 from benchmarks.rows import pass_seconds
 from recipes.smollm2.many_heads import ALL_KEPT, ALL_RUNS
 from recipes.smollm2.page import FIGURES, NODES, ROOT, UNTRAINED, WIDTHS, Figures, write_pages
@@ -30,7 +31,6 @@ from specjax.bench.results import read_results
 from specjax.bench.run import run_bench
 from specjax.bench.summary import Measurement
 from specjax.cli.environment import use_compilation_cache
-from specjax.core.errors import exit_code
 from specjax.core.files import expand_user, read_json, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
@@ -220,4 +220,4 @@ def json_of(figures: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(tyro.cli(Options, description=__doc__).run))
+    main(Options.run, Options, __doc__)

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import tyro
 
+from benchmarks.harness import main
 from recipes.smollm2.prompts import problems_in, rows_of, statement_of
 from specjax import load
 from specjax.bench.measure import with_progress
@@ -80,4 +81,4 @@ def _question(text: str) -> Conversation:
 
 
 if __name__ == "__main__":
-    tyro.cli(Texts).run()
+    main(Texts.run, Texts, __doc__)

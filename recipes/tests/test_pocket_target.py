@@ -33,7 +33,8 @@ def test_a_bad_command_is_one_line_and_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["target", *arguments])
-    assert recipe.main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        recipe.main(recipe.build, Options, None)
     captured = capsys.readouterr()
     assert captured.err.startswith("specjax: ") and message in captured.err
     assert captured.err.count("\n") == 1
