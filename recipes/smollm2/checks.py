@@ -1,13 +1,12 @@
 """The checks that decide the papers' claims by the runs of a benchmark.
 
-A check is a frozen dataclass of methods and a bar. A claim holds if the whole spread is beyond the
-bar, does not hold if the whole spread falls short of it, and is undecided otherwise.
+A check takes the timed runs, methods, the kinds of questions that count, and a bar. A claim holds
+if the whole spread is beyond the bar, does not hold if the whole spread falls short of it, and is
+undecided otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +14,14 @@ from jaxtyping import Float
 
 from recipes.papers.figures import drafted_lengths
 from specjax.bench.measure import GeneratedText, Sample
-from specjax.bench.results import read_samples
+from specjax.bench.results import Condition
 
 NUM_DRAWS = 2000
 INTERVAL = (5, 95)  # percent of the draws
 MIN_COUNT = 3  # questions or pairs of runs, below which nothing is decided
 
 PerPrompt = Float[np.ndarray, "_ _"]  # a row of numbers for each question
-Samples = Mapping[float, Mapping[str, Sequence[Sample]]]  # of each method, by temperature
+Samples = Mapping[Condition, Sequence[Sample]]
 
 
 class NotMeasured(Exception):
@@ -56,26 +55,18 @@ class Finding(NamedTuple):
     verdict: Verdict
 
 
-Check = Callable[[Samples], Finding]  # raises NotMeasured
-
-
-def samples_in(folder: Path) -> Samples:
-    """Reads the folder of a benchmark; only batch size 1 counts."""
-    samples: dict[float, dict[str, list[Sample]]] = {}
-    for condition, runs in read_samples(folder).items():
-        for run in runs if condition.batch_size == 1 else ():
-            samples.setdefault(condition.temperature, {}).setdefault(run.method, []).append(run)
-    return samples
-
-
 def runs_of(
     samples: Samples, method: str, on: Sequence[str], temperature: float = 0.0
 ) -> list[Sample]:
-    """Returns the runs of a method on these kinds of questions; raises NotMeasured."""
-    of_method = samples.get(temperature, {}).get(method, ())
-    if runs := [run for run in of_method if run.batch[0].kind in on]:
-        return runs
-    raise NotMeasured(f"there are no runs of {method} at temperature {temperature:g}")
+    """Returns the runs of a method on these kinds of questions; raises NotMeasured.
+
+    Only batch size 1 counts.
+    """
+    at_temperature = samples.get(Condition(temperature, 1), ())
+    runs = [run for run in at_temperature if run.method == method and run.batch[0].kind in on]
+    if not runs:
+        raise NotMeasured(f"there are no runs of {method} at temperature {temperature:g}")
+    return runs
 
 
 def decide(spread: Spread, bar: float, count: int) -> Verdict:
@@ -95,36 +86,24 @@ def bootstrap(statistic: Callable[[PerPrompt], float], counts: PerPrompt, seed: 
     return Spread(statistic(counts), float(low), float(high))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two methods, the kinds of questions they are compared on, and the ratio that is the bar."""
-
-    first: str
-    second: str
-    on: tuple[str, ...]
-    temperature: float = 0.0
-    bar: float = 1.0
-
-
-# ---- Speed -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Faster(Comparison):
-    """`first` generates more tokens per second than `second`; prefill counts.
+def faster(
+    samples: Samples,
+    first: str,
+    second: str,
+    on: Sequence[str],
+    temperature: float = 0.0,
+    bar: float = 1.0,
+) -> Finding:
+    """Decides whether `first` generates more tokens per second than `second`; prefill counts.
 
     The spread is that of the quartiles over pairs of runs: the same question in the same turn.
     """
-
-    def __call__(self, samples: Samples) -> Finding:
-        first, second = (
-            runs_of(samples, name, self.on, self.temperature) for name in (self.first, self.second)
-        )
-        partners = {sample.trial: sample for sample in second}
-        ratios = [sample.speed / partners[sample.trial].speed for sample in first]
-        low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
-        spread = Spread(middle, low, high)
-        return Finding(spread, f"speed x {spread}", decide(spread, self.bar, len(ratios)))
+    runs, others = (runs_of(samples, name, on, temperature) for name in (first, second))
+    partners = {sample.trial: sample for sample in others}
+    ratios = [sample.speed / partners[sample.trial].speed for sample in runs]
+    low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
+    spread = Spread(middle, low, high)
+    return Finding(spread, f"speed x {spread}", decide(spread, bar, len(ratios)))
 
 
 # ---- Acceptance, with the spread of a bootstrap over questions -----------------------------------
@@ -153,59 +132,58 @@ def _compared(counts: PerPrompt, bar: float) -> Finding:
     return Finding(spread, ours, decide(spread, bar, len(counts)))
 
 
-@dataclass(frozen=True)
-class AcceptsMore(Comparison):
-    """The accepted length of `first` is larger than `bar` times that of `second`."""
-
-    def __call__(self, samples: Samples) -> Finding:
-        columns = []
-        for name in (self.first, self.second):
-            texts = first_texts(runs_of(samples, name, self.on, self.temperature))
-            columns.append(np.array([[len(text.tokens), text.rounds] for text in texts], float))
-        return _compared(np.hstack(columns), self.bar)
-
-
-@dataclass(frozen=True)
-class AcceptsMoreDeeper:
-    """From `depth` on, more of the drafts of `first` that got that far are accepted."""
-
-    first: str
-    second: str
-    on: tuple[str, ...]
-    depth: int
-
-    def __call__(self, samples: Samples) -> Finding:
-        names = self.first, self.second
-        columns = [self._counts(runs_of(samples, name, self.on)) for name in names]
-        if not all(column[:, 1].any() for column in columns):
-            raise NotMeasured(f"no draft of {names} is longer than {self.depth}")
-        return _compared(np.hstack(columns), 1.0)
-
-    def _counts(self, runs: Sequence[Sample]) -> PerPrompt:
-        """Returns accepted and verified drafted tokens of those depths, of each question."""
-        counts = []
-        for text in first_texts(runs):
-            at_least = np.cumsum(text.accepted_lengths[::-1])[::-1]  # rounds of n tokens or more
-            counts.append([at_least[self.depth + 1 :].sum(), at_least[self.depth : -1].sum()])
-        return np.array(counts, float)
+def _counted(
+    samples: Samples,
+    methods: Sequence[str],
+    on: Sequence[str],
+    temperature: float,
+    counts_of: Callable[[GeneratedText], tuple[float, float]],
+) -> PerPrompt:
+    """Returns two columns of counts for each method."""
+    runs = [runs_of(samples, name, on, temperature) for name in methods]
+    return np.hstack([list(map(counts_of, first_texts(each))) for each in runs], dtype=float)
 
 
-@dataclass(frozen=True)
-class DraftsVary:
-    """The deviation of the draft lengths of `method`, over their mean, is larger than `bar`."""
+def accepts_more(
+    samples: Samples,
+    first: str,
+    second: str,
+    on: Sequence[str],
+    temperature: float = 0.0,
+    bar: float = 1.0,
+) -> Finding:
+    """Decides whether `first` has an accepted length of more than `bar` times that of `second`."""
 
-    method: str
-    on: tuple[str, ...]
-    bar: float
+    def counts_of(text: GeneratedText) -> tuple[float, float]:
+        return len(text.tokens), text.rounds
 
-    def __call__(self, samples: Samples) -> Finding:
-        texts = first_texts(runs_of(samples, self.method, self.on))
-        lengths = [np.array(drafted_lengths(text.from_draft), float) for text in texts]
+    return _compared(_counted(samples, (first, second), on, temperature, counts_of), bar)
 
-        def variation(sums: PerPrompt) -> float:
-            count, total, squares = sums.sum(axis=0)
-            return float(np.sqrt(squares / count - (total / count) ** 2) / (total / count))
 
-        sums = np.array([[len(x), x.sum(), (x**2).sum()] for x in lengths])
-        spread = bootstrap(variation, sums)
-        return Finding(spread, str(spread), decide(spread, self.bar, len(sums)))
+def accepts_more_deeper(
+    samples: Samples, first: str, second: str, on: Sequence[str], depth: int
+) -> Finding:
+    """Decides whether, from `depth` on, more of the drafts that get there are accepted."""
+
+    def counts_of(text: GeneratedText) -> tuple[float, float]:  # accepted, verified
+        at_least = np.cumsum(text.accepted_lengths[::-1])[::-1]  # rounds of n tokens or more
+        return at_least[depth + 1 :].sum(), at_least[depth:-1].sum()
+
+    counts = _counted(samples, (first, second), on, 0.0, counts_of)
+    if not counts[:, 1::2].any(axis=0).all():
+        raise NotMeasured(f"no draft of {first} or of {second} is longer than {depth}")
+    return _compared(counts, 1.0)
+
+
+def drafts_vary(samples: Samples, method: str, on: Sequence[str], bar: float) -> Finding:
+    """Decides whether the deviation of draft lengths, over their mean, is larger than `bar`."""
+    texts = first_texts(runs_of(samples, method, on))
+    lengths = [np.array(drafted_lengths(text.from_draft), float) for text in texts]
+
+    def variation(sums: PerPrompt) -> float:
+        count, total, squares = sums.sum(axis=0)
+        return float(np.sqrt(squares / count - (total / count) ** 2) / (total / count))
+
+    sums = np.array([[len(x), x.sum(), (x**2).sum()] for x in lengths])
+    spread = bootstrap(variation, sums)
+    return Finding(spread, str(spread), decide(spread, bar, len(sums)))

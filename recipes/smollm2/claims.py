@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,20 +24,19 @@ from recipes.papers.recipe import read_recipe
 from recipes.papers.variants import alias
 from recipes.smollm2.checks import (
     MIN_COUNT,
-    AcceptsMore,
-    AcceptsMoreDeeper,
-    Check,
-    DraftsVary,
-    Faster,
     Finding,
     NotMeasured,
     Samples,
     Spread,
+    accepts_more,
+    accepts_more_deeper,
     decide,
-    samples_in,
+    drafts_vary,
+    faster,
 )
 from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
 from specjax import SpecjaxError
+from specjax.bench.results import read_samples
 from specjax.core.files import expand_user, read_json, write_whole
 from specjax.models.io.classifier import load_classifier
 
@@ -45,13 +44,11 @@ HERE = Path(__file__).parent
 TABLES = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "docs" / "results" / "papers.json"
 MARGIN = 0.02  # of figures without a spread
-
-
-CHECKS = {
-    "accepted": AcceptsMore,
-    "speed": Faster,
-    "depth": AcceptsMoreDeeper,
-    "variation": DraftsVary,
+CHECKS: Mapping[str, Callable[..., Finding]] = {
+    "accepted": accepts_more,
+    "speed": faster,
+    "depth": accepts_more_deeper,
+    "variation": drafts_vary,
 }
 
 
@@ -99,7 +96,7 @@ def decided(out: Path) -> dict[str, Any]:
     rows = []
     for name, spec in TABLES.items():
         measured = [
-            samples_in(folder)
+            read_samples(folder)
             for folder, about in folders.items()
             if f" {name} " in about["command"]
         ]
@@ -108,21 +105,26 @@ def decided(out: Path) -> dict[str, Any]:
             if kind == "f1":
                 finding = _prediction(out / "classifiers", *methods)
             else:
-                check = CHECKS[kind](*map(alias, methods), **{"on": data, **dict(*settings)})
-                finding = _finding(check, measured)
+                condition = {"on": data, **dict(*settings)}
+                finding = _finding(measured, kind, methods, condition)
             row = {"table": name, "claim": text, "ours": finding.ours, "published": published}
             rows.append(row | {"verdict": finding.verdict.value})
     return {"revision": revisions.pop(), "claims": rows}
 
 
-def _finding(check: Check, measured: Sequence[Samples]) -> Finding:
-    """Returns what the first benchmark with the data of a check finds."""
-    for each in measured:
+def _finding(
+    measured: Iterable[Samples], kind: str, methods: Sequence[str], condition: Mapping[str, Any]
+) -> Finding:
+    """Returns what the first benchmark with the data of a claim finds."""
+    for samples in measured:
         try:
-            return check(each)
+            return CHECKS[kind](samples, *map(alias, methods), **condition)
         except NotMeasured:
             continue
-    raise SpecjaxError(f"no benchmark has what {check} compares; run the command again")
+    raise SpecjaxError(
+        f"no benchmark compares {kind} of {', '.join(methods)} with {dict(condition)}; run the "
+        "command again"
+    )
 
 
 def _prediction(folder: Path, model: str) -> Finding:

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from recipes.smollm2.checks import (
-    AcceptsMore,
-    AcceptsMoreDeeper,
-    DraftsVary,
-    Faster,
     NotMeasured,
     Verdict,
+    accepts_more,
+    accepts_more_deeper,
     bootstrap,
-    samples_in,
+    drafts_vary,
+    faster,
     share_ratio,
 )
 from specjax.bench.measure import GeneratedText, Program, Sample
-from specjax.bench.results import Condition, open_results
+from specjax.bench.results import Condition, open_results, read_samples
 from specjax.bench.summary import summarise
 from specjax.run.tasks import TaskPrompt
 
@@ -52,7 +51,7 @@ def runs(
 
 
 def measured(*groups: list[Sample]) -> dict:
-    return {0.0: {group[0].method: group for group in groups}}
+    return {Condition(0.0, 1): [run for group in groups for run in group]}
 
 
 FEW, SOME, MANY = (10,) * 7, (15,) * 7, (30,) * 7  # rounds for the same text
@@ -65,7 +64,7 @@ UNEVEN = (0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5)
     [(FEW, Verdict.HOLDS), (MANY, Verdict.FAILS), (MIXED, Verdict.UNDECIDED)],
 )
 def test_accepted_lengths_are_judged_by_their_spread_over_questions(rounds, verdict):
-    finding = AcceptsMore("new", "old", ALL)(measured(runs("new", rounds), runs("old", SOME)))
+    finding = accepts_more(measured(runs("new", rounds), runs("old", SOME)), "new", "old", ALL)
     assert finding.verdict == verdict
     assert finding.spread.figure == pytest.approx(7 * 15 / sum(rounds))
     assert finding.spread.low <= finding.spread.figure <= finding.spread.high
@@ -76,7 +75,7 @@ def test_accepted_lengths_are_judged_by_their_spread_over_questions(rounds, verd
     [((0.5,) * 7, Verdict.HOLDS), ((1.5,) * 7, Verdict.FAILS), (UNEVEN, Verdict.UNDECIDED)],
 )
 def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
-    finding = Faster("new", "old", ALL)(measured(runs("new", SOME, seconds), runs("old", SOME)))
+    finding = faster(measured(runs("new", SOME, seconds), runs("old", SOME)), "new", "old", ALL)
     assert finding.verdict == verdict
     ratios = [1 / each for each in seconds for _ in range(2)]  # a pair shares its turn
     assert finding.spread == pytest.approx(tuple(np.percentile(ratios, (50, 25, 75))))
@@ -84,15 +83,15 @@ def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
 
 def test_equal_lengths_are_close_but_not_more():
     samples = measured(runs("new", SOME), runs("old", SOME))
-    assert AcceptsMore("new", "old", ALL)(samples).verdict == Verdict.UNDECIDED
-    assert AcceptsMore("new", "old", ALL, bar=0.95)(samples).verdict == Verdict.HOLDS
+    assert accepts_more(samples, "new", "old", ALL).verdict == Verdict.UNDECIDED
+    assert accepts_more(samples, "new", "old", ALL, bar=0.95).verdict == Verdict.HOLDS
 
 
 def test_a_claim_reads_its_kinds_of_questions_and_two_questions_decide_nothing():
     samples = measured(runs("new", (10,) * 5 + (60,) * 2), runs("old", SOME))
-    assert AcceptsMore("new", "old", EDITS)(samples).spread.figure == 1.5
-    assert AcceptsMore("new", "old", EDITS)(samples).verdict == Verdict.HOLDS
-    assert AcceptsMore("new", "old", FREE)(samples).verdict == Verdict.UNDECIDED
+    assert accepts_more(samples, "new", "old", EDITS).spread.figure == 1.5
+    assert accepts_more(samples, "new", "old", EDITS).verdict == Verdict.HOLDS
+    assert accepts_more(samples, "new", "old", FREE).verdict == Verdict.UNDECIDED
 
 
 def test_the_bootstrap_is_seeded_and_resamples_questions():
@@ -110,17 +109,17 @@ def test_depths_are_counted_from_the_histogram():
         runs(name, accepted_lengths=lengths)
         for name, lengths in {"steep": (0, 2, 2, 4, 2, 0), "flat": (0, 2, 2, 1, 2, 3)}.items()
     )
-    finding = AcceptsMoreDeeper("flat", "steep", ALL, 3)(measured(steep, flat))
+    finding = accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 3)
     assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
     assert finding.verdict == Verdict.HOLDS
-    AcceptsMoreDeeper("flat", "steep", ALL, 4)(measured(steep, flat))
+    accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 4)
     with pytest.raises(NotMeasured, match="longer than 5"):
-        AcceptsMoreDeeper("flat", "steep", ALL, 5)(measured(steep, flat))
+        accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 5)
 
 
 def test_draft_lengths_vary_by_their_deviation_over_their_mean():
     drafted = (True, False, True, True, True, False)  # lengths 1 and 3
-    finding = DraftsVary("oracle", ALL, 0.4)(measured(runs("oracle", from_draft=drafted)))
+    finding = drafts_vary(measured(runs("oracle", from_draft=drafted)), "oracle", ALL, 0.4)
     assert finding.spread.figure == pytest.approx(0.5)
     assert finding.verdict == Verdict.HOLDS
 
@@ -132,9 +131,8 @@ def test_runs_are_read_from_a_finished_benchmark(tmp_path):
         results.add_trial(Condition(0.0, 1), turn)
         results.add_trial(Condition(0.0, 4), turn)  # which no claim reads
     results.write_rows(summarise([*plain, *eagle], {"plain": Program(), "eagle": Program()}))
-    samples = samples_in(tmp_path)
-    assert {name: len(own) for name, own in samples[0.0].items()} == {"plain": 14, "eagle": 14}
-    assert Faster("eagle", "plain", ALL)(samples).spread.figure == pytest.approx(2.0)
-    assert AcceptsMore("eagle", "plain", ALL)(samples).spread.figure == pytest.approx(6.0)
+    samples = read_samples(tmp_path)
+    assert faster(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(2.0)
+    assert accepts_more(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(6.0)
     with pytest.raises(NotMeasured, match="medusa"):
-        Faster("eagle", "medusa", ALL)(samples)
+        faster(samples, "eagle", "medusa", ALL)

@@ -157,13 +157,10 @@ def test_the_page_of_claims_lists_those_decided():
 
 
 def test_a_claim_is_decided_by_a_benchmark_of_its_table(tmp_path, monkeypatch):
-    def check(*methods, on, bar=1.0):
-        def decided(samples):
-            if samples != "second":
-                raise NotMeasured
-            return Finding(Spread(1.2, 1.1, 1.3), f"{methods} on {on[0]}", Verdict.HOLDS)
-
-        return decided
+    def check(samples, *methods, on, bar=1.0):
+        if samples != "second":
+            raise NotMeasured
+        return Finding(Spread(1.2, 1.1, 1.3), f"{methods} on {on[0]}", Verdict.HOLDS)
 
     for name in ("first", "second"):
         (tmp_path / "bench" / name).mkdir(parents=True)
@@ -172,7 +169,7 @@ def test_a_claim_is_decided_by_a_benchmark_of_its_table(tmp_path, monkeypatch):
     table = {"claims": [["more", "accepted", ["HASS", "theta 0.5"], "1.12", {"bar": 0.9}]]}
     monkeypatch.setattr(claims, "TABLES", {"hass-table-1": table})
     monkeypatch.setattr(claims, "CHECKS", {"accepted": check})
-    monkeypatch.setattr(claims, "samples_in", lambda folder: folder.name)
+    monkeypatch.setattr(claims, "read_samples", lambda folder: folder.name)
     [row] = claims.decided(tmp_path)["claims"]
     assert (row["ours"], row["verdict"]) == ("('HASS', 'theta 0·5') on MT-bench", "holds")
     (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other"}')
