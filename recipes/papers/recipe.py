@@ -124,7 +124,7 @@ class Recipe:
     device: str  # of the paper
     models: tuple[str, ...]
     columns: Mapping[str, RecipeColumn]
-    measure: str = "bench"  # or lengths, classifier, attribution, words, equation
+    measure: str = "bench"  # or classifier, attribution, words, equation
     data: Mapping[str, str] = field(default_factory=dict)  # titles, and names of data sets
     model_of: Mapping[str, str] = field(default_factory=dict)  # data with one model each
     training: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of a classifier

@@ -35,7 +35,7 @@ from .oracle import WithOracle
 from .questions import num_words, sources_of, write_tasks
 from .quotesum import evaluate, read_quotesum
 from .recipe import ALL, Cell, Figure, OwnHead, Part, RecipeMethod, shared_data
-from .variants import ORACLE, TUNED, alias, needs_ranking, resolved
+from .variants import ORACLE, alias, needs_ranking, needs_tuning, resolved
 
 ALL_TASKS = 10**9
 
@@ -81,25 +81,45 @@ class Reproduction(Inputs):
     # ---- Kinds of measurement --------------------------------------------------------------------
 
     def measure_bench(self, part: Part) -> Figures:
-        """Trains the heads that are missing, and measures all methods in turn."""
+        """Trains, ranks and tunes what is missing, and measures all methods in turn."""
         tasks = write_tasks(self.questions(part), self.out)
         sources = self.sources(part, self.recipe.methods)
-        methods = {title: self.recipe.methods[title] for title in sources}
-        ranking = self.ranking(part, tasks) if needs_ranking(methods) else None
-        return self.measured(part, tasks, sources, ranking=ranking)
-
-    def measure_lengths(self, part: Part) -> Figures:
-        """Trains a classifier, tunes the rules, and measures them, and the oracle, in turn."""
-        tasks = write_tasks(self.questions(part), self.out)
-        variants = self.recipe.methods
-        sources = self.sources(part, variants)
-        tuned: dict[str, dict[str, Any]] = {}
-        if any(TUNED in variant.settings.values() for variant in variants.values()):
-            classifier, validation = self.classifier(part), self.tasks_of(part, 1)
-            tuned["fixed"] = self.tuned_length(part, validation, rule="fixed")
-            disco = {"rule": "disco", "classifier": str(classifier)}
-            tuned["disco"] = disco | self.tuned_length(part, validation, **disco)
-        return self.measured(part, tasks, sources, tuned)
+        variants = {title: self.recipe.methods[title] for title in sources}
+        ranking = self.ranking(part, tasks) if needs_ranking(variants) else None
+        tuned = self.tuned_lengths(part) if needs_tuning(variants) else {}
+        target = self.load(part)
+        owner = fingerprint(target.config, target.params)
+        ranked = read_tuned(ranking, owner).induction_heads if ranking else ()
+        is_published = self.options.target is None
+        names, methods, drafters, settings, oracle = {}, [], [], [], None
+        for title, variant in resolved(variants, target.config, ranked, tuned, is_published):
+            name = alias(title)
+            names[name] = title
+            source = sources.get(title)
+            if variant.settings.get("rule") == ORACLE:
+                oracle = WithOracle(name, source, variant.settings["max_length"])
+                continue
+            methods.append(f"{name}={variant.method}")
+            drafters += [f"{name}={source}"] if source else []
+            chosen = METHODS[variant.method].published(target.config) | dict(variant.settings)
+            settings += [f"{name}.{key}={value}" for key, value in chosen.items()]
+        options = BenchOptions(
+            methods=",".join(methods) or "plain",
+            drafter=tuple(drafters),
+            set=tuple(settings),
+            tasks=str(tasks),
+            limit=ALL_TASKS,
+            system=self.options.system,
+            chat_template=self.options.chat_template or self.model_of(part).chat_template,
+            max_new_tokens=self.recipe.max_new_tokens,
+            temperature=",".join(map(str, self.recipe.temperatures)),
+            runs=self.recipe.runs,
+            seed=self.options.seed,
+        )
+        measured = checksum(options, oracle, target.name, target.dtype_name)
+        folder = self.out / "bench" / f"{part.model}-{measured}"
+        run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
+        return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
 
     def measure_classifier(self, part: Part) -> Figures:
         """Trains a classifier, and reads its scores in percent."""
@@ -151,50 +171,6 @@ class Reproduction(Inputs):
         return Cell(self.recipe.temperatures[0], part.model, data, method, column)
 
     # ---- Steps -----------------------------------------------------------------------------------
-
-    def measured(
-        self,
-        part: Part,
-        tasks: Path,
-        sources: Mapping[str, str | None],
-        tuned: Mapping[str, Mapping[str, Any]] | None = None,
-        ranking: Path | None = None,
-    ) -> Figures:
-        """Runs `specjax bench` with a variant per row of the table."""
-        target = self.load(part)
-        owner = fingerprint(target.config, target.params)
-        ranked = read_tuned(ranking, owner).induction_heads if ranking else ()
-        variants = {title: self.recipe.methods[title] for title in sources}
-        is_published = self.options.target is None
-        names, methods, drafters, settings, oracle = {}, [], [], [], None
-        for title, variant in resolved(variants, target.config, ranked, tuned or {}, is_published):
-            name = alias(title)
-            names[name] = title
-            source = sources.get(title)
-            if variant.settings.get("rule") == ORACLE:
-                oracle = WithOracle(name, source, variant.settings["max_length"])
-                continue
-            methods.append(f"{name}={variant.method}")
-            drafters += [f"{name}={source}"] if source else []
-            chosen = METHODS[variant.method].published(target.config) | dict(variant.settings)
-            settings += [f"{name}.{key}={value}" for key, value in chosen.items()]
-        options = BenchOptions(
-            methods=",".join(methods) or "plain",
-            drafter=tuple(drafters),
-            set=tuple(settings),
-            tasks=str(tasks),
-            limit=ALL_TASKS,
-            system=self.options.system,
-            chat_template=self.options.chat_template or self.model_of(part).chat_template,
-            max_new_tokens=self.recipe.max_new_tokens,
-            temperature=",".join(map(str, self.recipe.temperatures)),
-            runs=self.recipe.runs,
-            seed=self.options.seed,
-        )
-        measured = checksum(options, oracle, target.name, target.dtype_name)
-        folder = self.out / "bench" / f"{part.model}-{measured}"
-        run_bench(lambda: target, replace(options, out=folder), oracle or make_contestants)
-        return dict(figures_of(self.recipe, part, folder, titles_of(self.recipe, names)))
 
     def sources(self, part: Part, methods: Mapping[str, RecipeMethod]) -> dict[str, str | None]:
         """Returns the drafter's source of each variant; drops variants without one.
@@ -251,9 +227,7 @@ class Reproduction(Inputs):
 
     def classifier(self, part: Part) -> Path:
         """Trains DISCO's classifier unless it is there, and returns its folder."""
-        tasks = self.tasks_of(part, 0)
-        flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
-        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens)]
+        flags = self.task_flags(part, self.tasks_of(part, 0))
         if (draft := self.source_of("draft-model", part)) is not None:
             flags += ["--drafter", draft]
         out = self.out / "classifiers" / f"{part.model}-{checksum(flags)}"
@@ -263,12 +237,23 @@ class Reproduction(Inputs):
 
     def ranking(self, part: Part, tasks: Path) -> Path:
         """Ranks the heads that copy unless that is done, and returns the file of the ranking."""
-        flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
-        flags += ["--max-new-tokens", str(self.recipe.max_new_tokens)]
+        flags = self.task_flags(part, tasks)
         file = self.out / "tuned" / f"{part.model}-induction-heads-{checksum(flags)}.json"
         if not file.is_file():
             self.command("tune", "induction-heads", "--out", str(file), *flags)
         return file
+
+    def task_flags(self, part: Part, tasks: Path) -> list[str]:
+        """Returns the flags of a command in which the target answers all of these tasks."""
+        flags = ["--tasks", str(tasks), "--limit", str(ALL_TASKS), *self.target_flags(part)]
+        return [*flags, "--max-new-tokens", str(self.recipe.max_new_tokens)]
+
+    def tuned_lengths(self, part: Part) -> dict[str, dict[str, Any]]:
+        """Tunes the draft length and DISCO's threshold, and returns the settings by rule."""
+        disco = {"rule": "disco", "classifier": str(self.classifier(part))}
+        tasks = self.tasks_of(part, 1)
+        fixed = self.tuned_length(part, tasks, rule="fixed")
+        return {"fixed": fixed, "disco": disco | self.tuned_length(part, tasks, **disco)}
 
     def tuned_length(self, part: Part, tasks: Path, **rule: str) -> dict[str, Any]:
         """Tunes a rule of the draft model unless that is done, and returns its settings."""

@@ -22,6 +22,11 @@ def needs_ranking(variants: Mapping[str, RecipeMethod]) -> bool:
     )
 
 
+def needs_tuning(variants: Mapping[str, RecipeMethod]) -> bool:
+    """Whether a variant of a length rule has settings that are tuned."""
+    return any(TUNED in variant.settings.values() for variant in variants.values())
+
+
 def resolved(
     variants: Mapping[str, RecipeMethod],
     config: TransformerConfig,
