@@ -103,10 +103,7 @@ def in_part(runs: Iterable[Sequence[int]], part: int) -> Iterator[int]:
 
 def improvement_factor(acceptance_rate: float, length: int, cost: float) -> float:
     """Returns DISCO's equation 1: the gain of drafts of `length`, a draft pass costing `cost`."""
-    if acceptance_rate == 1:
-        return (length + 1) / (length * cost + 1)
-    tokens = (1 - acceptance_rate ** (length + 1)) / (1 - acceptance_rate)
-    return tokens / (length * cost + 1)
+    return sum(acceptance_rate**n for n in range(length + 1)) / (length * cost + 1)
 
 
 # ---- The table -----------------------------------------------------------------------------------
