@@ -13,7 +13,6 @@ import sysconfig
 import textwrap
 import tokenize
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,22 +92,12 @@ def cut_pieces(module: str) -> Iterator[str]:
     parses on its own without a warning.
     """
     lines = module.split("\n")
-    for node in _statements(_quiet_parse(module)):
+    for node in ast.walk(_quiet_parse(module)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             first = min([node.lineno] + [d.lineno for d in node.decorator_list])
             piece = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno])).rstrip()
             if _is_usable(piece):
                 yield piece
-
-
-def _statements(module: ast.Module) -> Iterator[ast.AST]:
-    """Yields the nodes of `ast.walk` in its order, without expressions."""
-    waiting: deque[ast.AST] = deque([module])
-    while waiting:
-        node = waiting.popleft()
-        yield node
-        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-            waiting.extend(getattr(node, name, ()))
 
 
 @functools.cache
