@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from recipes.pocket import corpus
 from recipes.pocket.edits import (
     BEGIN,
     END,
@@ -44,19 +43,14 @@ class TrainingData:
     pieces: tuple[str, ...]
     piece_lengths: np.ndarray
     code: np.ndarray
-    seed: int = 0
+    seed: int
 
     @classmethod
     def build(
-        cls,
-        tokenizer: Any,
-        seed: int = 0,
-        code_pieces: Sequence[str] | None = None,
-        modules: Sequence[str] | None = None,
+        cls, tokenizer: Any, seed: int, pieces: Sequence[str], modules: Sequence[str]
     ) -> "TrainingData":
-        """Tokenises pieces and modules once; by default all those of the training side."""
-        texts = list(corpus.pieces(held_out=False) if code_pieces is None else code_pieces)
-        modules = corpus.module_texts(held_out=False) if modules is None else modules
+        """Tokenises pieces and modules once."""
+        texts = list(pieces)
         lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(texts)])
         order = np.argsort(lengths, kind="stable")
         # One module at a time: the encodings of all at once would take much memory.

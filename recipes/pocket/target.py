@@ -18,8 +18,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from benchmarks.harness import main
-from recipes.pocket import tokenizer
-from recipes.pocket.corpus import held_out_tasks
+from recipes.pocket import corpus, tokenizer
 from recipes.pocket.data import TrainingData
 from recipes.pocket.edits import KINDS, answer_text, prompt_text
 from specjax import SpecjaxError, Transformer, TransformerConfig
@@ -211,9 +210,10 @@ def evaluate(model: Transformer, params: dict, data: TrainingData, length: int =
     losses = jax.jit(lambda tokens: next_token_losses(model, params, tokens))
     report, every_loss = {}, []
     for kind in KINDS:
+        tasks = corpus.held_out_tasks(12, kinds=(kind,), max_characters=450)
         tokens = np.full((12, length), tokenizer.END_ID, np.int32)
         answers = np.zeros((12, length), np.float32)
-        for row, task in enumerate(held_out_tasks(12, kinds=(kind,), max_characters=450)):
+        for row, task in enumerate(tasks):
             texts = prompt_text(task), answer_text(task)
             prompt, answer = (data.tokenizer.encode(text).ids for text in texts)
             whole = (prompt + answer)[:length]
@@ -238,7 +238,8 @@ def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
         )
     if not is_there:
         with new_folder(folder) as unfinished:
-            tokenizer.train_tokenizer(tokenizer.tokenizer_texts(), vocabulary_size, unfinished)
+            made = tokenizer.train_tokenizer(tokenizer.tokenizer_texts(), vocabulary_size)
+            tokenizer.save(made, unfinished)
     return folder
 
 
@@ -250,7 +251,8 @@ def build(options: Options) -> None:
     options = replace(options, out=writable_folder(options.out))
     folder = vacant(options.out / "model")  # before the training, which takes long
     vocabulary = find_tokenizer(options, recipe.config.vocab_size)
-    data = TrainingData.build(tokenizer.load(vocabulary), seed=recipe.seed)
+    pieces, modules = corpus.pieces(held_out=False), corpus.module_texts(held_out=False)
+    data = TrainingData.build(tokenizer.load(vocabulary), recipe.seed, pieces, modules)
     params = train(recipe, data, options)
     record = {
         "recipe": asdict(recipe),

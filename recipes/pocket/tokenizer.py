@@ -55,10 +55,8 @@ def tokenizer_texts() -> Iterator[str]:
             yield task.instruction
 
 
-def train_tokenizer(
-    texts: Iterable[str], vocabulary_size: int = 2048, folder: str | Path | None = None
-) -> Tokenizer:
-    """Learns a byte-level BPE from `texts`, and saves it in `folder` if one is given.
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Learns a byte-level BPE from `texts`.
 
     It normalises nothing, adds nothing when it encodes and knows all 256 bytes, so decoding gives
     back any text exactly. The special tokens have the ids 0 to 3, in the order of SPECIAL_TOKENS.
@@ -78,20 +76,16 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if folder is not None:
-        save(tokenizer, folder)
     return tokenizer
 
 
-def load(folder: str | Path) -> Tokenizer:
+def load(folder: Path) -> Tokenizer:
     """Loads the tokenizer in `folder`, without transformers."""
-    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def save(tokenizer: Tokenizer, folder: str | Path) -> None:
+def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`, as `AutoTokenizer` loads them."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

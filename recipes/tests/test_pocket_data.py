@@ -41,9 +41,7 @@ def tokenizer(pieces):
 
 @pytest.fixture(scope="module")
 def data(tokenizer, modules, pieces):
-    return pocket_data.TrainingData.build(
-        tokenizer, seed=3, code_pieces=pieces[:600], modules=modules[:5]
-    )
+    return pocket_data.TrainingData.build(tokenizer, 3, pieces[:600], modules[:5])
 
 
 def test_special_tokens_come_first_and_nothing_is_added(tokenizer):

@@ -30,4 +30,5 @@ SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compi
 def write_target(folder: Path, config: TransformerConfig = CONFIG) -> None:
     """Saves the target in Hugging Face format."""
     save_transformer(folder, config, Transformer(config).initialise(jax.random.key(3)), jnp.float32)
-    tokenizer.train_tokenizer([SOURCE, "Rename `count` to `run_length`."], VOCABULARY, folder)
+    made = tokenizer.train_tokenizer([SOURCE, "Rename `count` to `run_length`."], VOCABULARY)
+    tokenizer.save(made, folder)
