@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from recipes.papers.figures import drafted_lengths
+from specjax import SpecjaxError
 from specjax.bench.measure import GeneratedText, Sample
 from specjax.bench.results import Condition
 
@@ -22,10 +23,6 @@ MIN_COUNT = 3  # questions or pairs of runs, below which nothing is decided
 
 PerPrompt = Float[np.ndarray, "_ _"]  # a row of numbers for each question
 Samples = Mapping[Condition, Sequence[Sample]]
-
-
-class NotMeasured(Exception):
-    """A folder lacks the runs of a method."""
 
 
 class Verdict(StrEnum):
@@ -58,14 +55,14 @@ class Finding(NamedTuple):
 def runs_of(
     samples: Samples, method: str, on: Sequence[str], temperature: float = 0.0
 ) -> list[Sample]:
-    """Returns the runs of a method on these kinds of questions; raises NotMeasured.
-
-    Only batch size 1 counts.
-    """
+    """Returns the runs of a method on these kinds of questions; only batch size 1 counts."""
     at_temperature = samples.get(Condition(temperature, 1), ())
     runs = [run for run in at_temperature if run.method == method and run.batch[0].kind in on]
     if not runs:
-        raise NotMeasured(f"there are no runs of {method} at temperature {temperature:g}")
+        raise SpecjaxError(
+            f"there are no runs of {method} on {', '.join(on)} at temperature {temperature:g}; run "
+            "the command again"
+        )
     return runs
 
 
@@ -171,7 +168,9 @@ def accepts_more_deeper(
 
     counts = _counted(samples, (first, second), on, 0.0, counts_of)
     if not counts[:, 1::2].any(axis=0).all():
-        raise NotMeasured(f"no draft of {first} or of {second} is longer than {depth}")
+        raise SpecjaxError(
+            f"no draft of {first} or of {second} is longer than {depth}; lower the claim's depth"
+        )
     return _compared(counts, 1.0)
 
 

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,6 @@ from recipes.papers.variants import alias
 from recipes.smollm2.checks import (
     MIN_COUNT,
     Finding,
-    NotMeasured,
     Samples,
     Spread,
     accepts_more,
@@ -36,7 +35,8 @@ from recipes.smollm2.checks import (
 )
 from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
 from specjax import SpecjaxError
-from specjax.bench.results import read_samples
+from specjax.bench.measure import Sample
+from specjax.bench.results import Condition, read_samples
 from specjax.core.files import expand_user, read_json, write_whole
 from specjax.models.io.classifier import load_classifier
 
@@ -95,36 +95,28 @@ def decided(out: Path) -> dict[str, Any]:
         raise SpecjaxError(f"{out}/bench holds revisions {sorted(revisions)}, not one; delete it")
     rows = []
     for name, spec in TABLES.items():
-        measured = [
-            read_samples(folder)
-            for folder, about in folders.items()
-            if f" {name} " in about["command"]
-        ]
+        samples = _samples(
+            folder for folder, about in folders.items() if f" {name} " in about["command"]
+        )
         data = tuple(read_recipe(name).data)
         for text, kind, methods, published, *settings in spec["claims"]:
             if kind == "f1":
                 finding = _prediction(out / "classifiers", *methods)
             else:
                 condition = {"on": data, **dict(*settings)}
-                finding = _finding(measured, kind, methods, condition)
+                finding = CHECKS[kind](samples, *map(alias, methods), **condition)
             row = {"table": name, "claim": text, "ours": finding.ours, "published": published}
             rows.append(row | {"verdict": finding.verdict.value})
     return {"revision": revisions.pop(), "claims": rows}
 
 
-def _finding(
-    measured: Iterable[Samples], kind: str, methods: Sequence[str], condition: Mapping[str, Any]
-) -> Finding:
-    """Returns what the first benchmark with the data of a claim finds."""
-    for samples in measured:
-        try:
-            return CHECKS[kind](samples, *map(alias, methods), **condition)
-        except NotMeasured:
-            continue
-    raise SpecjaxError(
-        f"no benchmark compares {kind} of {', '.join(methods)} with {dict(condition)}; run the "
-        "command again"
-    )
+def _samples(folders: Iterable[Path]) -> Samples:
+    """Returns the timed runs of some benchmarks together."""
+    samples: dict[Condition, list[Sample]] = {}
+    for folder in folders:
+        for condition, runs in read_samples(folder).items():
+            samples.setdefault(condition, []).extend(runs)
+    return samples
 
 
 def _prediction(folder: Path, model: str) -> Finding:

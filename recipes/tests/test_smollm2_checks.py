@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from recipes.smollm2.checks import (
-    NotMeasured,
     Verdict,
     accepts_more,
     accepts_more_deeper,
@@ -18,6 +17,7 @@ from recipes.smollm2.checks import (
 from specjax.bench.measure import GeneratedText, Program, Sample
 from specjax.bench.results import Condition, open_results, read_samples
 from specjax.bench.summary import summarise
+from specjax.core.errors import SpecjaxError
 from specjax.run.tasks import TaskPrompt
 
 EDITS, FREE = ("rename", "fix"), ("complete",)
@@ -113,7 +113,7 @@ def test_depths_are_counted_from_the_histogram():
     assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
     assert finding.verdict == Verdict.HOLDS
     accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 4)
-    with pytest.raises(NotMeasured, match="longer than 5"):
+    with pytest.raises(SpecjaxError, match="longer than 5"):
         accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 5)
 
 
@@ -134,5 +134,5 @@ def test_runs_are_read_from_a_finished_benchmark(tmp_path):
     samples = read_samples(tmp_path)
     assert faster(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(2.0)
     assert accepts_more(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(6.0)
-    with pytest.raises(NotMeasured, match="medusa"):
+    with pytest.raises(SpecjaxError, match="medusa"):
         faster(samples, "eagle", "medusa", ALL)

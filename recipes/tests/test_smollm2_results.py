@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.smollm2 import claims, page, results
-from recipes.smollm2.checks import Finding, NotMeasured, Spread, Verdict
+from recipes.smollm2.checks import Finding, Spread, Verdict
 from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import (
     MT_BENCH,
@@ -156,10 +156,9 @@ def test_the_page_of_claims_lists_those_decided():
     assert page.quoted(ROOT / CLAIMS, claims.table_of(read_json(claims.RESULTS)), "tables") == text
 
 
-def test_a_claim_is_decided_by_a_benchmark_of_its_table(tmp_path, monkeypatch):
+def test_a_claim_is_decided_by_the_benchmarks_of_its_table(tmp_path, monkeypatch):
     def check(samples, *methods, on, bar=1.0):
-        if samples != "second":
-            raise NotMeasured
+        assert samples == {"T": ["first", "second"]}
         return Finding(Spread(1.2, 1.1, 1.3), f"{methods} on {on[0]}", Verdict.HOLDS)
 
     for name in ("first", "second"):
@@ -169,7 +168,7 @@ def test_a_claim_is_decided_by_a_benchmark_of_its_table(tmp_path, monkeypatch):
     table = {"claims": [["more", "accepted", ["HASS", "theta 0.5"], "1.12", {"bar": 0.9}]]}
     monkeypatch.setattr(claims, "TABLES", {"hass-table-1": table})
     monkeypatch.setattr(claims, "CHECKS", {"accepted": check})
-    monkeypatch.setattr(claims, "read_samples", lambda folder: folder.name)
+    monkeypatch.setattr(claims, "read_samples", lambda folder: {"T": [folder.name]})
     [row] = claims.decided(tmp_path)["claims"]
     assert (row["ours"], row["verdict"]) == ("('HASS', 'theta 0·5') on MT-bench", "holds")
     (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other"}')
