@@ -1,8 +1,7 @@
 """The checks that decide the papers' claims by the runs of a benchmark.
 
-A check takes the timed runs, methods, the kinds of questions that count, and a bar. A claim holds
-if the whole spread is beyond the bar, does not hold if the whole spread falls short of it, and is
-undecided otherwise.
+A check takes the runs of one or two methods and a bar. A claim holds if the whole spread is beyond
+the bar, does not hold if the whole spread falls short of it, and is undecided otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +51,7 @@ class Finding(NamedTuple):
     verdict: Verdict
 
 
-def runs_of(
-    samples: Samples, method: str, on: Sequence[str], temperature: float = 0.0
-) -> list[Sample]:
+def runs_of(samples: Samples, method: str, on: Sequence[str], temperature: float) -> list[Sample]:
     """Returns the runs of a method on these kinds of questions; only batch size 1 counts."""
     at_temperature = samples.get(Condition(temperature, 1), ())
     runs = [run for run in at_temperature if run.method == method and run.batch[0].kind in on]
@@ -83,21 +80,13 @@ def bootstrap(statistic: Callable[[PerPrompt], float], counts: PerPrompt, seed: 
     return Spread(statistic(counts), float(low), float(high))
 
 
-def faster(
-    samples: Samples,
-    first: str,
-    second: str,
-    on: Sequence[str],
-    temperature: float = 0.0,
-    bar: float = 1.0,
-) -> Finding:
+def faster(first: Sequence[Sample], second: Sequence[Sample], bar: float = 1.0) -> Finding:
     """Decides whether `first` generates more tokens per second than `second`; prefill counts.
 
     The spread is that of the quartiles over pairs of runs: the same question in the same turn.
     """
-    runs, others = (runs_of(samples, name, on, temperature) for name in (first, second))
-    partners = {sample.trial: sample for sample in others}
-    ratios = [sample.speed / partners[sample.trial].speed for sample in runs]
+    partners = {sample.trial: sample for sample in second}
+    ratios = [sample.speed / partners[sample.trial].speed for sample in first]
     low, middle, high = (float(value) for value in np.percentile(ratios, (25, 50, 75)))
     spread = Spread(middle, low, high)
     return Finding(spread, f"speed x {spread}", decide(spread, bar, len(ratios)))
@@ -122,62 +111,47 @@ def share_ratio(counts: PerPrompt) -> float:
     return share(counts[:, :2]) / max(share(counts[:, 2:]), 1e-9)
 
 
-def _compared(counts: PerPrompt, bar: float) -> Finding:
+def _compared(first: PerPrompt, second: PerPrompt, bar: float) -> Finding:
+    counts = np.hstack([first, second])
     spread = bootstrap(share_ratio, counts)
-    first, second = share(counts[:, :2]), share(counts[:, 2:])
-    ours = f"{first:.2f} / {second:.2f} = {spread}"
+    ours = f"{share(first):.2f} / {share(second):.2f} = {spread}"
     return Finding(spread, ours, decide(spread, bar, len(counts)))
 
 
-def _counted(
-    samples: Samples,
-    methods: Sequence[str],
-    on: Sequence[str],
-    temperature: float,
-    counts_of: Callable[[GeneratedText], tuple[float, float]],
+def _counts(
+    runs: Sequence[Sample], counts_of: Callable[[GeneratedText], tuple[float, float]]
 ) -> PerPrompt:
-    """Returns two columns of counts for each method."""
-    runs = [runs_of(samples, name, on, temperature) for name in methods]
-    return np.hstack([list(map(counts_of, first_texts(each))) for each in runs], dtype=float)
+    return np.array([counts_of(text) for text in first_texts(runs)], float)
 
 
-def accepts_more(
-    samples: Samples,
-    first: str,
-    second: str,
-    on: Sequence[str],
-    temperature: float = 0.0,
-    bar: float = 1.0,
-) -> Finding:
+def accepts_more(first: Sequence[Sample], second: Sequence[Sample], bar: float = 1.0) -> Finding:
     """Decides whether `first` has an accepted length of more than `bar` times that of `second`."""
 
     def counts_of(text: GeneratedText) -> tuple[float, float]:
         return len(text.tokens), text.rounds
 
-    return _compared(_counted(samples, (first, second), on, temperature, counts_of), bar)
+    return _compared(_counts(first, counts_of), _counts(second, counts_of), bar)
 
 
-def accepts_more_deeper(
-    samples: Samples, first: str, second: str, on: Sequence[str], depth: int
-) -> Finding:
+def accepts_more_deeper(first: Sequence[Sample], second: Sequence[Sample], depth: int) -> Finding:
     """Decides whether, from `depth` on, more of the drafts that get there are accepted."""
 
     def counts_of(text: GeneratedText) -> tuple[float, float]:  # accepted, verified
         at_least = np.cumsum(text.accepted_lengths[::-1])[::-1]  # rounds of n tokens or more
         return at_least[depth + 1 :].sum(), at_least[depth:-1].sum()
 
-    counts = _counted(samples, (first, second), on, 0.0, counts_of)
-    if not counts[:, 1::2].any(axis=0).all():
-        raise SpecjaxError(
-            f"no draft of {first} or of {second} is longer than {depth}; lower the claim's depth"
-        )
-    return _compared(counts, 1.0)
+    counts = [_counts(runs, counts_of) for runs in (first, second)]
+    for runs, verified in zip((first, second), counts, strict=True):
+        if not verified[:, 1].any():
+            raise SpecjaxError(
+                f"no draft of {runs[0].method} is longer than {depth}; lower the claim's depth"
+            )
+    return _compared(counts[0], counts[1], 1.0)
 
 
-def drafts_vary(samples: Samples, method: str, on: Sequence[str], bar: float) -> Finding:
+def drafts_vary(runs: Sequence[Sample], bar: float) -> Finding:
     """Decides whether the deviation of draft lengths, over their mean, is larger than `bar`."""
-    texts = first_texts(runs_of(samples, method, on))
-    lengths = [np.array(drafted_lengths(text.from_draft), float) for text in texts]
+    lengths = [np.array(drafted_lengths(text.from_draft), float) for text in first_texts(runs)]
 
     def variation(sums: PerPrompt) -> float:
         count, total, squares = sums.sum(axis=0)

@@ -32,6 +32,7 @@ from recipes.smollm2.checks import (
     decide,
     drafts_vary,
     faster,
+    runs_of,
 )
 from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
 from specjax import SpecjaxError
@@ -103,8 +104,10 @@ def decided(out: Path) -> dict[str, Any]:
             if kind == "f1":
                 finding = _prediction(out / "classifiers", *methods)
             else:
-                condition = {"on": data, **dict(*settings)}
-                finding = CHECKS[kind](samples, *map(alias, methods), **condition)
+                condition = {"on": data, "temperature": 0.0, **dict(*settings)}
+                on, temperature = condition.pop("on"), condition.pop("temperature")
+                runs = [runs_of(samples, alias(name), on, temperature) for name in methods]
+                finding = CHECKS[kind](*runs, **condition)
             row = {"table": name, "claim": text, "ours": finding.ours, "published": published}
             rows.append(row | {"verdict": finding.verdict.value})
     return {"revision": revisions.pop(), "claims": rows}

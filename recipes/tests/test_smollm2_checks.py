@@ -12,6 +12,7 @@ from recipes.smollm2.checks import (
     bootstrap,
     drafts_vary,
     faster,
+    runs_of,
     share_ratio,
 )
 from specjax.bench.measure import GeneratedText, Program, Sample
@@ -50,10 +51,6 @@ def runs(
     ]
 
 
-def measured(*groups: list[Sample]) -> dict:
-    return {Condition(0.0, 1): [run for group in groups for run in group]}
-
-
 FEW, SOME, MANY = (10,) * 7, (15,) * 7, (30,) * 7  # rounds for the same text
 MIXED = (8, 22, 9, 24, 8, 23, 13)  # some questions better than SOME, some worse
 UNEVEN = (0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5)
@@ -64,7 +61,7 @@ UNEVEN = (0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 0.5)
     [(FEW, Verdict.HOLDS), (MANY, Verdict.FAILS), (MIXED, Verdict.UNDECIDED)],
 )
 def test_accepted_lengths_are_judged_by_their_spread_over_questions(rounds, verdict):
-    finding = accepts_more(measured(runs("new", rounds), runs("old", SOME)), "new", "old", ALL)
+    finding = accepts_more(runs("new", rounds), runs("old", SOME))
     assert finding.verdict == verdict
     assert finding.spread.figure == pytest.approx(7 * 15 / sum(rounds))
     assert finding.spread.low <= finding.spread.figure <= finding.spread.high
@@ -75,23 +72,26 @@ def test_accepted_lengths_are_judged_by_their_spread_over_questions(rounds, verd
     [((0.5,) * 7, Verdict.HOLDS), ((1.5,) * 7, Verdict.FAILS), (UNEVEN, Verdict.UNDECIDED)],
 )
 def test_speeds_are_judged_by_quartiles_of_pairs(seconds, verdict):
-    finding = faster(measured(runs("new", SOME, seconds), runs("old", SOME)), "new", "old", ALL)
+    finding = faster(runs("new", SOME, seconds), runs("old", SOME))
     assert finding.verdict == verdict
     ratios = [1 / each for each in seconds for _ in range(2)]  # a pair shares its turn
     assert finding.spread == pytest.approx(tuple(np.percentile(ratios, (50, 25, 75))))
 
 
 def test_equal_lengths_are_close_but_not_more():
-    samples = measured(runs("new", SOME), runs("old", SOME))
-    assert accepts_more(samples, "new", "old", ALL).verdict == Verdict.UNDECIDED
-    assert accepts_more(samples, "new", "old", ALL, bar=0.95).verdict == Verdict.HOLDS
+    new, old = runs("new", SOME), runs("old", SOME)
+    assert accepts_more(new, old).verdict == Verdict.UNDECIDED
+    assert accepts_more(new, old, bar=0.95).verdict == Verdict.HOLDS
 
 
 def test_a_claim_reads_its_kinds_of_questions_and_two_questions_decide_nothing():
-    samples = measured(runs("new", (10,) * 5 + (60,) * 2), runs("old", SOME))
-    assert accepts_more(samples, "new", "old", EDITS).spread.figure == 1.5
-    assert accepts_more(samples, "new", "old", EDITS).verdict == Verdict.HOLDS
-    assert accepts_more(samples, "new", "old", FREE).verdict == Verdict.UNDECIDED
+    samples = {Condition(0.0, 1): [*runs("new", (10,) * 5 + (60,) * 2), *runs("old", SOME)]}
+    on_edits, on_free = (
+        accepts_more(*(runs_of(samples, name, kinds, 0.0) for name in ("new", "old")))
+        for kinds in (EDITS, FREE)
+    )
+    assert (on_edits.spread.figure, on_edits.verdict) == (1.5, Verdict.HOLDS)
+    assert on_free.verdict == Verdict.UNDECIDED
 
 
 def test_the_bootstrap_is_seeded_and_resamples_questions():
@@ -109,17 +109,17 @@ def test_depths_are_counted_from_the_histogram():
         runs(name, accepted_lengths=lengths)
         for name, lengths in {"steep": (0, 2, 2, 4, 2, 0), "flat": (0, 2, 2, 1, 2, 3)}.items()
     )
-    finding = accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 3)
+    finding = accepts_more_deeper(flat, steep, 3)
     assert finding.spread.figure == pytest.approx(((5 + 3) / (6 + 5)) / ((2 + 0) / (6 + 2)))
     assert finding.verdict == Verdict.HOLDS
-    accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 4)
+    accepts_more_deeper(flat, steep, 4)
     with pytest.raises(SpecjaxError, match="longer than 5"):
-        accepts_more_deeper(measured(steep, flat), "flat", "steep", ALL, 5)
+        accepts_more_deeper(flat, steep, 5)
 
 
 def test_draft_lengths_vary_by_their_deviation_over_their_mean():
     drafted = (True, False, True, True, True, False)  # lengths 1 and 3
-    finding = drafts_vary(measured(runs("oracle", from_draft=drafted)), "oracle", ALL, 0.4)
+    finding = drafts_vary(runs("oracle", from_draft=drafted), 0.4)
     assert finding.spread.figure == pytest.approx(0.5)
     assert finding.verdict == Verdict.HOLDS
 
@@ -132,7 +132,9 @@ def test_runs_are_read_from_a_finished_benchmark(tmp_path):
         results.add_trial(Condition(0.0, 4), turn)  # which no claim reads
     results.write_rows(summarise([*plain, *eagle], {"plain": Program(), "eagle": Program()}))
     samples = read_samples(tmp_path)
-    assert faster(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(2.0)
-    assert accepts_more(samples, "eagle", "plain", ALL).spread.figure == pytest.approx(6.0)
-    with pytest.raises(SpecjaxError, match="medusa"):
-        faster(samples, "eagle", "medusa", ALL)
+    eagle, plain = (runs_of(samples, name, ALL, 0.0) for name in ("eagle", "plain"))
+    assert (len(eagle), len(plain)) == (14, 14)
+    assert faster(eagle, plain).spread.figure == pytest.approx(2.0)
+    assert accepts_more(eagle, plain).spread.figure == pytest.approx(6.0)
+    with pytest.raises(SpecjaxError, match="no runs of medusa on rename"):
+        runs_of(samples, "medusa", ALL, 0.0)

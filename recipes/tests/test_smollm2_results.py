@@ -157,9 +157,12 @@ def test_the_page_of_claims_lists_those_decided():
 
 
 def test_a_claim_is_decided_by_the_benchmarks_of_its_table(tmp_path, monkeypatch):
-    def check(samples, *methods, on, bar=1.0):
-        assert samples == {"T": ["first", "second"]}
-        return Finding(Spread(1.2, 1.1, 1.3), f"{methods} on {on[0]}", Verdict.HOLDS)
+    def check(*runs, bar):
+        return Finding(Spread(1.2, 1.1, 1.3), f"{runs}, {bar}", Verdict.HOLDS)
+
+    def runs_of(samples, method, on, temperature):
+        assert samples == {"T": ["first", "second"]} and temperature == 0
+        return f"{method} on {on[0]}"
 
     for name in ("first", "second"):
         (tmp_path / "bench" / name).mkdir(parents=True)
@@ -168,9 +171,11 @@ def test_a_claim_is_decided_by_the_benchmarks_of_its_table(tmp_path, monkeypatch
     table = {"claims": [["more", "accepted", ["HASS", "theta 0.5"], "1.12", {"bar": 0.9}]]}
     monkeypatch.setattr(claims, "TABLES", {"hass-table-1": table})
     monkeypatch.setattr(claims, "CHECKS", {"accepted": check})
+    monkeypatch.setattr(claims, "runs_of", runs_of)
     monkeypatch.setattr(claims, "read_samples", lambda folder: {"T": [folder.name]})
     [row] = claims.decided(tmp_path)["claims"]
-    assert (row["ours"], row["verdict"]) == ("('HASS', 'theta 0·5') on MT-bench", "holds")
+    ours = "('HASS on MT-bench', 'theta 0·5 on MT-bench'), 0.9"
+    assert (row["ours"], row["verdict"]) == (ours, "holds")
     (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other"}')
     with pytest.raises(SpecjaxError, match=r"holds revisions \['abc', 'other'\]"):
         claims.decided(tmp_path)
