@@ -167,26 +167,18 @@ def held_out_tasks(
     fresh, tasks = list(allowed), []
     for index in range(count):
         kind = kinds[index % len(kinds)]
-        first = _first_edit(kind, fresh, rng) or _first_edit(kind, allowed, rng)
-        if first is None:
+        for piece in (*fresh, *allowed):
+            if (task := make_edit(kind, piece, rng)) is not None:
+                break
+        else:
             raise SpecjaxError(
                 f"no held-out piece of up to {max_characters} characters allows the edit {kind!r}; "
                 "raise max_characters"
             )
-        used, task = first
-        fresh = [piece for piece in fresh if piece != used]
+        fresh = [other for other in fresh if other != piece]
         tasks.append(task)
         allowed = allowed[1:] + allowed[:1]  # so that reused pieces differ from task to task
     return tuple(tasks)
-
-
-def _first_edit(
-    kind: str, pieces: Sequence[str], rng: random.Random
-) -> tuple[str, EditTask] | None:
-    for piece in pieces:
-        if (task := make_edit(kind, piece, rng)) is not None:
-            return piece, task
-    return None
 
 
 # ---- Conversations for training ----------------------------------------------------------------
