@@ -79,9 +79,7 @@ def main(recipe: Recipe) -> None:
 def build(recipe: Recipe, options: Any) -> None:
     """Runs the commands."""
     out = expand_user(options.out)
-    for name in options.only:
-        if name not in recipe.runs:
-            raise SpecjaxError(f"run {name!r} is unknown; choose from {', '.join(recipe.runs)}")
+    harness.check_known("run", options.only, recipe.runs)
     for name in options.only:
         command = command_of(recipe, name, out, options.target, options.data)
         print(name, *command[3:], flush=True)

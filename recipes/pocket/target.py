@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from benchmarks.harness import main
+from benchmarks.harness import check_known, main
 from recipes.pocket import corpus, tokenizer
 from recipes.pocket.data import TrainingData
 from recipes.pocket.edits import KINDS, answer_text, prompt_text
@@ -245,8 +245,7 @@ def find_tokenizer(options: Options, vocabulary_size: int) -> Path:
 
 def build(options: Options) -> None:
     """Trains, then writes the model, its tokenizer and a record of the run into one new folder."""
-    if options.size not in RECIPES:
-        raise SpecjaxError(f"--size {options.size!r} is unknown; use {' or '.join(RECIPES)}")
+    check_known("--size", [options.size], RECIPES)
     recipe = RECIPES[options.size]
     options = replace(options, out=writable_folder(options.out))
     folder = vacant(options.out / "model")  # before the training, which takes long
