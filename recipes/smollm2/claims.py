@@ -4,7 +4,7 @@
 
 `claims.toml` lists the tables and the claims. The data folder is that of `specjax reproduce`, and
 columns without data are left out. The command takes two hours on two cores, and goes on where it
-was interrupted. At the end it writes docs/results/papers.json and, from it, the second table of
+was interrupted. At the end it writes docs/results/papers.json and, from it, the table of
 docs/results/papers.md. Without options it only writes the latter again.
 """
 
@@ -27,6 +27,7 @@ from recipes.smollm2.checks import (
     Finding,
     Samples,
     Spread,
+    Verdict,
     accepts_more,
     accepts_more_deeper,
     decide,
@@ -34,7 +35,7 @@ from recipes.smollm2.checks import (
     faster,
     runs_of,
 )
-from recipes.smollm2.page import CLAIMS, ROOT, quoted, table, verdicts_of
+from recipes.smollm2.page import ROOT, quoted, table
 from specjax import SpecjaxError
 from specjax.bench.measure import Sample
 from specjax.bench.results import Condition, read_samples
@@ -44,6 +45,7 @@ from specjax.models.io.classifier import load_classifier
 HERE = Path(__file__).parent
 TABLES = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
 RESULTS = ROOT / "docs" / "results" / "papers.json"
+PAGE = RESULTS.with_suffix(".md")
 MARGIN = 0.02  # of figures without a spread
 CHECKS: Mapping[str, Callable[..., Finding]] = {
     "accepted": accepts_more,
@@ -69,9 +71,8 @@ class Options:
             for name in TABLES:
                 self._reproduce(name)
             write_whole(RESULTS, json.dumps(decided(expand_user(self.out)), indent=1).encode())
-        page = ROOT / CLAIMS
-        write_whole(page, quoted(page, table_of(read_json(RESULTS)), "tables").encode())
-        print(f"written to {page}")
+        write_whole(PAGE, quoted(PAGE, table_of(read_json(RESULTS))).encode())
+        print(f"written to {PAGE}")
 
     def _reproduce(self, name: str) -> None:
         spec = TABLES[name]
@@ -134,10 +135,14 @@ def _prediction(folder: Path, model: str) -> Finding:
 
 
 def table_of(results: dict[str, Any]) -> str:
-    """Lists the claims."""
+    """Counts the verdicts and lists the claims."""
     names = ("table", "claim", "ours", "published", "verdict")
     rows = [[f"`{row['table']}`", *(row[name] for name in names[1:])] for row in results["claims"]]
-    return f"{verdicts_of(results['revision'], rows)}\n\n{table(names, rows)}\n"
+    holds, fails, undecided = (sum(row[-1] == word for row in rows) for word in Verdict)
+    return (
+        f"Measured at revision {results['revision'][:12]}: {holds} of {len(rows)} claims hold, "
+        f"{fails} do not, {undecided} are undecided.\n\n{table(names, rows)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.smollm2.checks import Verdict
 from recipes.smollm2.many_heads import ALL_RUNS, start_of
 from specjax import SpecjaxError
 from specjax.bench.measure import PLAIN
@@ -21,7 +20,6 @@ FIGURES = ROOT / "docs" / "results" / "smollm2.json"
 TEMPLATE = Path(__file__).with_name("page.md")
 CHART = "smollm2.svg"
 QUOTED = {"README.md": "docs/results/", "docs/index.md": "results/"}  # and the folder of the chart
-CLAIMS = "docs/results/papers.md"
 PEERS = {"transformers": "float32", "llama.cpp": "bfloat16"}  # and their weights
 TASKS = {
     **{"MT-bench": "MT-bench", "qa": "QA", "math_reasoning": "maths", "MBPP": "MBPP"},
@@ -36,15 +34,6 @@ CONDITIONS = {  # part, temperature, batch
     "T=1, four at a time": ("batches", 1.0, 4),
 }
 NODES = (4, 8, 16, 64)  # of trees that are compared
-COMPARED = (  # claim, its methods, their figure, the ratio that is the bar, the published one
-    ("PLD+ accepts more than PLD", "pld-plus", "pld", "accepted", 1, "more for every draft length"),
-    ("and is faster", "pld-plus", "pld", "speed", 1, "1.46"),
-    ("PLD+ is faster than EAGLE, a trained head", "pld-plus", "eagle", "speed", 1, "1.33"),
-    ("PLD+ is faster than Lookahead", "pld-plus", "lookahead", "speed", 1, "2.52"),
-    ("EAGLE-2 accepts more than EAGLE", "eagle2", "eagle", "accepted", 1, "1.22"),
-    ("ParallelSpec accepts more than Medusa", "parallel-medusa", "medusa", "accepted", 1, "1.38"),
-    ("and is faster", "parallel-medusa", "medusa", "speed", 1, "1.63"),
-)
 UNTRAINED = ("pld", "pld-plus", "recycling", "lookahead", "pld+recycling")
 WIDTHS = (1, 4, 8, 16, 64)  # of passes, in tokens
 STEPS = (250, 500, 1000, 2000)  # of a training whose accepted lengths are shown
@@ -87,7 +76,6 @@ def write_pages(figures: Figures, root: Path) -> list[Path]:
     written = {folder / "smollm2.md": page(figures)}
     for name, charts in QUOTED.items():
         written[root / name] = quoted(root / name, summary(figures, charts))
-    written[root / CLAIMS] = quoted(root / CLAIMS, claim_table(figures) + "\n")
     for path, text in written.items():
         write_whole(path, text.encode())
     drawing = folder / CHART
@@ -96,12 +84,12 @@ def write_pages(figures: Figures, root: Path) -> list[Path]:
     return [*written, drawing]
 
 
-def quoted(path: Path, text: str, mark: str = "figures") -> str:
+def quoted(path: Path, text: str) -> str:
     """Returns a page with this text between its marks."""
     before = read_text(path)
-    marked = re.compile(rf"(?<=<!-- {mark} -->\n).*(?=<!-- /{mark} -->)", re.DOTALL)
+    marked = re.compile(r"(?<=<!-- figures -->\n).*(?=<!-- /figures -->)", re.DOTALL)
     if not marked.search(before):
-        raise SpecjaxError(f"{path} has no `<!-- {mark} -->` and `<!-- /{mark} -->`; add them")
+        raise SpecjaxError(f"{path} has no `<!-- figures -->` and `<!-- /figures -->`; add them")
     return marked.sub(lambda match: text, before)
 
 
@@ -299,33 +287,6 @@ def peer_table(figures: Figures) -> str:
     ours = f"**specjax** ({figures.about['dtype']})"
     rows.append([ours, f"**{plain:.0f}**", f"**{fastest:.0f}** (`{best}`)"])
     return table(["", "plain decoding", "best with drafts"], rows)
-
-
-def claim_table(figures: Figures) -> str:
-    """Lists the papers' comparisons of two methods, with a verdict on the kinds of questions."""
-    rows = []
-    for claim, first, second, figure, bar, published in COMPARED:
-        if {first, second} <= set(figures.ranked()):
-            ratios = {
-                task: figures.row(first, task)[figure] / figures.row(second, task)[figure]
-                for task in TASKS
-            }
-            num_true = sum(ratios[task] > bar for task in TASKS if task != ALL)
-            decided = Verdict.HOLDS if num_true >= 8 else Verdict.FAILS
-            verdict = Verdict.UNDECIDED if 1 < num_true < 8 else decided
-            cells = f"{ratios[ALL]:.2f}", f"{num_true} of {len(TASKS) - 1}", published
-            rows.append([claim, *cells, verdict])
-    listed = table(["claim", "ours", "kinds where true", "published", "verdict"], rows)
-    return f"{verdicts_of(figures.about['revision'], rows)}\n\n{listed}"
-
-
-def verdicts_of(revision: str, rows: Sequence[Sequence[str]]) -> str:
-    """Counts the verdicts, which are last in their rows."""
-    holds, fails, undecided = (sum(row[-1] == word for row in rows) for word in Verdict)
-    return (
-        f"Measured at revision {revision[:12]}: {holds} of {len(rows)} claims hold, {fails} do "
-        f"not, {undecided} are undecided."
-    )
 
 
 def curve_table(figures: Figures) -> str:

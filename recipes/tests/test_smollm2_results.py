@@ -9,7 +9,7 @@ import pytest
 
 from recipes.smollm2 import claims, page, results
 from recipes.smollm2.checks import Finding, Spread, Verdict
-from recipes.smollm2.page import CLAIMS, FIGURES, QUOTED, ROOT, TASKS, WIDTHS, Figures, write_pages
+from recipes.smollm2.page import FIGURES, QUOTED, ROOT, TASKS, WIDTHS, Figures, write_pages
 from recipes.smollm2.questions import (
     MT_BENCH,
     NUM_EDITED_WORDS,
@@ -134,8 +134,7 @@ def test_a_command_measures_all_parts_and_keeps_to_one_revision(tmp_path, monkey
 
 
 def test_all_pages_quote_the_figures_of_the_repository(tmp_path):
-    pages = [*QUOTED, CLAIMS]
-    for name in (*pages, "docs/results/smollm2.md"):
+    for name in (*QUOTED, "docs/results/smollm2.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     figures = Figures(**read_json(FIGURES))
@@ -145,15 +144,15 @@ def test_all_pages_quote_the_figures_of_the_repository(tmp_path):
         same = [
             path.read_text() == (ROOT / path.relative_to(tmp_path)).read_text() for path in written
         ]
-        assert all(same) == is_same and len(same) == len(pages) + 1
+        assert all(same) == is_same and len(same) == len(QUOTED) + 1
     best = figures.ranked()[0]
     for path in (drawing, ROOT / drawing.relative_to(tmp_path)):
         assert f"{figures.row(best)['speed']:.2f}x" in path.read_text()
 
 
 def test_the_page_of_claims_lists_those_decided():
-    text = (ROOT / CLAIMS).read_text()
-    assert page.quoted(ROOT / CLAIMS, claims.table_of(read_json(claims.RESULTS)), "tables") == text
+    table = claims.table_of(read_json(claims.RESULTS))
+    assert page.quoted(claims.PAGE, table) == claims.PAGE.read_text()
 
 
 def test_a_claim_is_decided_by_the_benchmarks_of_its_table(tmp_path, monkeypatch):
