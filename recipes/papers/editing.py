@@ -1,7 +1,6 @@
 """Forms of the editing tasks of PLD+: CodeEditorBench, XATU and ArgRewrite."""
 
 from collections import defaultdict
-from collections.abc import Callable
 
 from specjax.data.task_files import Fields, TaskForm, filled, text_of, texts_of
 
@@ -39,19 +38,28 @@ ESSAY = "Essay: {essay}\nFeedback: {feedback}\nRevise the essay using the expert
 
 
 def _code_editing(
-    task: str, result: str, question: str, asked: str, kind: str = ""
-) -> Callable[[Fields], tuple[str, ...]]:
-    """Returns the prompt of one kind of task; `question` and `asked` name fields in braces."""
+    name: str,
+    required: tuple[str, ...],
+    task: str,
+    result: str,
+    question: str,
+    asked: str,
+    kind: str = "",
+) -> TaskForm:
+    """Returns the form of one kind of task; `question` and `asked` name fields in braces.
+
+    The first of the required fields holds the code.
+    """
 
     def turns(fields: Fields) -> tuple[str, ...]:
-        code = next(name for name in CODE_FIELDS if name in fields)
+        code = required[0]
         known = defaultdict(str, fields | {code: text_of(fields[code], code)})
         given = {side: known[f"public_{kind}tests_{side}"] for side in ("input", "output")}
         test = TEST.format(asked=asked.format_map(known), **given)
         full = f"{question.format_map(known)}\n{test}"
         return (CODE_EDITING.format(task=task, result=result, question=full),)
 
-    return turns
+    return TaskForm(f"CodeEditorBench, {name}", required, turns, is_chat=True)
 
 
 def _text_editing(fields: Fields) -> tuple[str, ...]:
@@ -66,51 +74,37 @@ def _text_editing(fields: Fields) -> tuple[str, ...]:
     return (prompt,)
 
 
-CODE_FIELDS = ("incorrect_solutions", "similar_source_code", "source_code")
-
 # The first form that fits decides, so those with more fields come before those with fewer.
 EDITING_FORMS = (
-    TaskForm(
-        "CodeEditorBench, debug",
+    _code_editing(
+        "debug",
         ("incorrect_solutions", "public_tests_input"),
-        _code_editing(
-            *(DEBUG, "corrected"),
-            "Below is the {code_language} buggy code:\n{incorrect_solutions}",
-            "Correct the code and ensure it",
-        ),
-        is_chat=True,
+        *(DEBUG, "corrected"),
+        "Below is the {code_language} buggy code:\n{incorrect_solutions}",
+        "Correct the code and ensure it",
     ),
-    TaskForm(
-        "CodeEditorBench, switch",
+    _code_editing(
+        "switch",
         ("similar_source_code", "public_target_tests_input"),
-        _code_editing(
-            *(SWITCH, "modified"),
-            "Below is the code:\n{similar_source_code}\nIt computes:\n"
-            "Input: {public_similar_tests_input}\nOutput: {public_similar_tests_output}",
-            "Modify the code and ensure it",
-            "target_",
-        ),
-        is_chat=True,
+        *(SWITCH, "modified"),
+        "Below is the code:\n{similar_source_code}\nIt computes:\n"
+        "Input: {public_similar_tests_input}\nOutput: {public_similar_tests_output}",
+        "Modify the code and ensure it",
+        "target_",
     ),
-    TaskForm(
-        "CodeEditorBench, translate",
+    _code_editing(
+        "translate",
         ("source_code", "source_lang", "target_lang"),
-        _code_editing(
-            *(TRANSLATE, "translated"),
-            "Below is the {source_lang} code:\n{source_code}",
-            "Translate the code to {target_lang} and ensure it",
-        ),
-        is_chat=True,
+        *(TRANSLATE, "translated"),
+        "Below is the {source_lang} code:\n{source_code}",
+        "Translate the code to {target_lang} and ensure it",
     ),
-    TaskForm(
-        "CodeEditorBench, polish",
+    _code_editing(
+        "polish",
         ("source_code", "public_tests_input"),
-        _code_editing(
-            *(POLISH, "optimized"),
-            "Below is the code:\n{source_code}",
-            "Optimize the code and ensure it",
-        ),
-        is_chat=True,
+        *(POLISH, "optimized"),
+        "Below is the code:\n{source_code}",
+        "Optimize the code and ensure it",
     ),
     TaskForm("XATU", ("coarse_grained", "input"), _text_editing, is_chat=True),
     TaskForm("ArgRewrite", ("essay", "feedback"), filled(ESSAY, "essay", "feedback"), is_chat=True),
