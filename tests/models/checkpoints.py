@@ -30,6 +30,12 @@ WIDTH = 0.2
 
 
 WINDOW = {"num_key_value_heads": 2, "sliding_window": 6}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 GPT_BIGCODE = {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 FAMILIES = {  # a tiny model of each, with all that is its own

@@ -8,18 +8,16 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope, TransformerConfig
 from specjax.models.families import FAMILIES, config_from, config_values, read_config
-from tests.models.checkpoints import TINY
+from tests.models import checkpoints
+from tests.models.checkpoints import LLAMA3, TINY
 
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}
+LINEAR, DYNAMIC = ({"type": kind, "factor": 2.0} for kind in ("linear", "dynamic"))
+LONG = {"type": "longrope"} | checkpoints.LONG
 PATTERN = ["full_attention", "sliding_attention"]
-GPT_BIGCODE = {"model_type": "gpt_bigcode", "n_embd": 32, "n_layer": 2, "n_head": 4}
+GPT_BIGCODE = {"model_type": "gpt_bigcode"} | checkpoints.GPT_BIGCODE
+MISTRAL = {"model_type": "mistral", "num_key_value_heads": 4}
+PHI3 = {"model_type": "phi3"}
+HALF = PHI3 | {"partial_rotary_factor": 0.5}
 
 
 def values_of(**changes) -> dict:
@@ -55,22 +53,17 @@ def test_both_spellings_of_rope_read_the_same(tmp_path, key, kind, settings):
         {"num_key_value_heads": 1, "tie_word_embeddings": True, "eos_token_id": [2, 7]},
         {"head_dim": 12, "attention_bias": True, "mlp_bias": True, "eos_token_id": None},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | LLAMA3},
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": DYNAMIC},
+        *({"model_type": kind} | settings for kind, settings in checkpoints.FAMILIES.items()),
         {"model_type": "mistral", "sliding_window": 6, "layer_types": PATTERN},
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
-        {"model_type": "qwen3", "head_dim": 12},
         {"model_type": "gemma2", "query_pre_attn_scalar": 20, "attn_logit_softcapping": None},
-        {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}},
-        GPT_BIGCODE | {"n_inner": 48, "scale_attn_weights": False},
+        {"model_type": "gemma3_text", "rope_scaling": LINEAR},
+        GPT_BIGCODE | {"scale_attn_weights": False},
         {"model_type": "starcoder2", "use_bias": False, "hidden_act": "gelu"},
-        {
-            "model_type": "phi3",
-            "rope_scaling": LONG,
-            "original_max_position_embeddings": 16,
-            "partial_rotary_factor": 1.0,
-        },
-        {"model_type": "phi3", "partial_rotary_factor": 0.5},
-        {"model_type": "smollm3", "no_rope_layers": [0, 1]},
+        PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 16},
+        PHI3 | {"partial_rotary_factor": 1.0},
+        HALF,
     ],
 )
 def test_a_written_config_reads_back_as_it_was(tmp_path, changes):
@@ -111,15 +104,10 @@ def test_a_rotation_is_float32_whatever_the_default_of_jax(kind):
 
 
 def test_keys_that_transformers_ignores_have_no_effect(tmp_path):
-    linear = {"type": "linear", "factor": 2.0}
-    plain = read(tmp_path, rope_scaling=linear)
-    assert read(tmp_path, rope_scaling=linear | {"attention_factor": 2.0}) == plain
+    plain = read(tmp_path, rope_scaling=LINEAR)
+    assert read(tmp_path, rope_scaling=LINEAR | {"attention_factor": 2.0}) == plain
     gemma = read(tmp_path, model_type="gemma3_text", attn_logit_softcapping=2.0)
     assert gemma.variant.attn_logit_softcapping is None
-
-
-MISTRAL = {"model_type": "mistral", "num_key_value_heads": 4}
-PHI3 = {"model_type": "phi3"}
 
 
 @pytest.mark.parametrize(
@@ -148,18 +136,9 @@ PHI3 = {"model_type": "phi3"}
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
         ({"rope_scaling": {"type": "yarn"}}, "'yarn'.*default, linear, dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor.*full rotary heads"),
-        (
-            PHI3 | {"rope_scaling": LONG, "head_dim": 18, "partial_rotary_factor": 0.5},
-            "LongRoPE has 4 entries for 5 rotated pairs",
-        ),
-        (
-            PHI3 | {"partial_rotary_factor": 1.5},
-            "must be above 0 and at most 1, got 1.5",
-        ),
-        (
-            {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "at least 2 rotated pairs",
-        ),
+        (HALF | {"rope_scaling": LONG, "head_dim": 18}, "LongRoPE has 4 entries for 5 rotated"),
+        (PHI3 | {"partial_rotary_factor": 1.5}, "must be above 0 and at most 1, got 1.5"),
+        ({"head_dim": 2, "rope_scaling": DYNAMIC}, "at least 2 rotated pairs"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"max_position_embeddings": 2**31}, "`max_position_embeddings` must be at least 1 and at"),
     ],
@@ -196,10 +175,9 @@ def test_an_unreadable_config_is_named(tmp_path, monkeypatch):
                 read_config(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_bigcode"])
-def test_a_size_that_no_model_has_is_refused_at_once(kind):
-    given = GPT_BIGCODE if kind == "gpt_bigcode" else {"model_type": kind}
+@pytest.mark.parametrize("given", [{"model_type": "llama"}, GPT_BIGCODE])
+def test_a_size_that_no_model_has_is_refused_at_once(given):
     for name in ("num_hidden_layers", "vocab_size", "hidden_size"):
-        key = FAMILIES[kind].keys.get(name, name)
+        key = FAMILIES[given["model_type"]].keys.get(name, name)
         with pytest.raises(SpecjaxError, match=f"`{name}` must be .* at most .*got 1000000000000"):
             config_from(values_of(**given | {key: 10**12}))

@@ -18,7 +18,6 @@ from tests.models import checkpoints
 from tests.models.heads import drawn
 
 TEXT_LENGTH = 24
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CASES = {
     "llama, short text": {
         "num_key_value_heads": 2,
@@ -38,8 +37,7 @@ CASES = {
         "num_key_value_heads": 1,
         "head_dim": 12,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": LLAMA3
-        | {"rope_type": "llama3", "rope_theta": 1e4, "original_max_position_embeddings": 64},
+        "rope_parameters": checkpoints.LLAMA3 | {"rope_type": "llama3", "rope_theta": 1e4},
     },
     "mistral, window": {"kind": "mistral", "num_key_value_heads": 2, "sliding_window": 6},
     **{kind: {"kind": kind} | settings for kind, settings in checkpoints.FAMILIES.items()},
