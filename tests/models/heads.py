@@ -14,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+from specjax.loading.methods import METHODS
 from specjax.models.config import TransformerConfig
 from specjax.models.families import config_from
 from specjax.models.heads.eagle import EagleConfig, EagleHead
@@ -21,18 +22,13 @@ from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead
-from specjax.models.io.formats.eagle import EAGLE
-from specjax.models.io.formats.eagle3 import EAGLE3
-from specjax.models.io.formats.hydra import HYDRA
-from specjax.models.io.formats.medusa import MEDUSA
-from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import load_head, save_head
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.transformer import Transformer
 from tests.models import checkpoints
 
 TARGET = config_from({"model_type": "llama"} | checkpoints.TINY | {"num_key_value_heads": 2})
-FORMATS = (EAGLE, EAGLE3, MEDUSA, HYDRA, PARALLEL)
+FORMATS = METHODS.head_formats
 HEADS: dict[str, Any] = {  # by kind and variant
     "eagle": EagleHead(EagleConfig.for_target(TARGET)),
     "eagle, fc bias": EagleHead(EagleConfig.for_target(TARGET, fc_bias=True)),
@@ -58,6 +54,12 @@ HEADS: dict[str, Any] = {  # by kind and variant
     "parallel, tokens": ParallelHead(ParallelConfig.for_target(TARGET, 3, reads_features=False)),
 }
 Tensors = dict[str, Any]
+
+
+def with_layers(name: str, **changes: Any) -> Any:
+    """The head with other settings of its layers."""
+    config = HEADS[name].config
+    return type(HEADS[name])(replace(config, layers=replace(config.layers, **changes)))
 
 
 def format_of(name: str) -> HeadFormat:

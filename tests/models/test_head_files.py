@@ -13,31 +13,14 @@ from flax.traverse_util import flatten_dict
 from specjax.core.errors import SpecjaxError
 from specjax.models.config import Rope
 from specjax.models.io.head_files import check_owner, detect_format, read_about
+from tests.models import heads
 from tests.models.checkpoints import edit_config
-from tests.models.heads import (
-    FORMATS,
-    HEADS,
-    TARGET,
-    TIED,
-    assert_loads,
-    assert_same,
-    config_of,
-    drawn,
-    failure,
-    format_of,
-    load,
-    params_of,
-    published,
-    rewrite,
-    save,
-    stored,
-    write,
-)
+from tests.models.heads import HEADS, TARGET, assert_same, failure, format_of, load, published, save
 
 ONE_OF_EACH = ("eagle", "medusa", "hydra", "parallel")
 EVERYWHERE = {(name, layout) for name in HEADS for layout in format_of(name).layouts}
 LESS = {("eagle, draft vocabulary", reader) for reader in ("vllm", "sglang")}  # without it
-REFUSED = {("eagle, fc bias", "vllm")}  # see test_eagle_files.py
+REFUSED = {("eagle, fc bias", "vllm")}  # see test_head_layouts.py
 NORM, SQUARE = np.ones(32, np.float32), np.ones((32, 32), np.float32)
 LAYER = {  # of the authors' configs
     "architectures": ["LlamaForCausalLM"],
@@ -105,10 +88,10 @@ def test_what_is_saved_is_loaded(tmp_path, name, layout):
     gains = {("eagle", "sglang"): "eagle, fc bias"}  # which is zero
     gains |= {(each, "hydra"): each.replace(", no LM heads", "") for each in HEADS}
     if (same := gains.get((name, layout), name)) == name:
-        assert_loads(folder, name)
+        heads.assert_loads(folder, name)
     else:
         assert load(folder, name)[0].config == HEADS[same].config
-    assert detect_format(folder, FORMATS) is format_of(name)
+    assert detect_format(folder, heads.FORMATS) is format_of(name)
     assert read_about(folder) == about
     check_owner(folder, "ours")
     with pytest.raises(SpecjaxError, match="trained for target ours, but this one is theirs; give"):
@@ -126,11 +109,10 @@ def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
         pytest.importorskip("torch")
     head = HEADS[name]
     if hasattr(head.config, "layers"):
-        layers = replace(head.config.layers, tie_word_embeddings=True)
-        head = type(head)(replace(head.config, layers=layers))
-    folder = save(tmp_path / "head", name, layout, head=head, **TIED)
-    _, params = load(folder, format_of(name).kind, TIED["target"])
-    expected, leaves = flatten_dict(params_of(name)), flatten_dict(params)
+        head = heads.with_layers(name, tie_word_embeddings=True)
+    folder = save(tmp_path / "head", name, layout, head=head, **heads.TIED)
+    _, params = load(folder, format_of(name).kind, heads.TIED["target"])
+    expected, leaves = flatten_dict(heads.params_of(name)), flatten_dict(params)
     assert leaves.keys() >= expected.keys()
     for path in leaves.keys() & expected.keys():
         np.testing.assert_array_equal(leaves[path], expected[path])
@@ -140,8 +122,8 @@ def test_a_head_of_a_tied_target_is_loaded(tmp_path, name, layout):
 def test_the_authors_find_their_own_names_and_keys(tmp_path, name):
     folder = save(tmp_path / "head", name, dtype="bfloat16", target_params=None)
     expected = {path: each.astype(jnp.bfloat16) for path, each in published(name).items()}
-    assert_same(stored(folder), expected)
-    config = config_of(folder)
+    assert_same(heads.stored(folder), expected)
+    config = heads.config_of(folder)
     assert config.pop("torch_dtype") == config.pop("dtype") == "bfloat16"
     if name.startswith(("eagle", "parallel")):  # whose layers are described in full
         config = {key: config[key] for key in WRITTEN[name]}
@@ -149,7 +131,7 @@ def test_the_authors_find_their_own_names_and_keys(tmp_path, name):
     assert read_about(folder) == {}
     check_owner(folder, "any")  # which it does not say
     rounded = {path: each.astype(np.float32) for path, each in expected.items()}
-    wide = write(tmp_path / "wide", config_of(folder), rounded, "model.safetensors")
+    wide = heads.write(tmp_path / "wide", heads.config_of(folder), rounded, "model.safetensors")
     assert_same(load(folder, name)[1], load(wide, name)[1])  # params are float32 in both
 
 
@@ -167,14 +149,15 @@ LLAMA3 = {"rope": Rope("llama3", 5e5, 8.0, 1.0, 4.0, 32), "num_hidden_layers": 2
     ],
 )
 def test_no_setting_of_layers_is_lost(tmp_path, name, layout, changes):
-    config = HEADS[name].config
-    layers = replace(config.layers, attention_bias=True, mlp_bias=True, **changes)
-    head = type(HEADS[name])(replace(config, layers=layers))
-    params = drawn(head)
+    head = heads.with_layers(name, attention_bias=True, mlp_bias=True, **changes)
+    params = heads.drawn(head)
     folder = save(tmp_path / "head", name, layout, head=head, params=params)
     again, loaded = load(folder, name)
     assert again.config == head.config
     assert_same(loaded, params)
+    if layout == "eagle":  # whose authors read two fields
+        assert heads.config_of(folder)["rope_scaling"] == {"type": "dynamic", "factor": 2.0}
+        assert heads.config_of(folder)["rope_parameters"]["rope_type"] == "dynamic"
 
 
 @pytest.mark.parametrize("name", ["eagle", "parallel"])
@@ -202,15 +185,15 @@ def test_a_head_of_mistral_looks_at_all_of_the_text(tmp_path, name):
 )
 def test_heads_are_read_as_published(tmp_path, name, file):
     tensors = published(name) | UNUSED.get(name, {})
-    assert_loads(write(tmp_path / "head", PUBLISHED[name], tensors, file), name)
+    heads.assert_loads(heads.write(tmp_path / "head", PUBLISHED[name], tensors, file), name)
 
 
 def test_of_a_whole_model_only_the_heads_are_read(tmp_path):
     tensors = {f"medusa_head.{name}": tensor for name, tensor in published("medusa").items()}
     tensors |= {"model.norm.weight": NORM, "lm_head.weight": SQUARE, "0.0.linear.weight": SQUARE}
     config = PUBLISHED["medusa"] | {"model_type": "mistral"} | SIZES
-    folder = write(tmp_path / "head", config, tensors, "model.safetensors")
-    assert_loads(folder, "medusa")
+    folder = heads.write(tmp_path / "head", config, tensors, "model.safetensors")
+    heads.assert_loads(folder, "medusa")
     edit_config(folder, medusa_num_heads=..., medusa_num_layers=...)
     assert "holds a Medusa head; give a Hydra head" in failure(folder, "hydra")
 
@@ -223,7 +206,7 @@ def test_the_tapped_layers_of_an_eagle3_head_are_numbered_as_each_reader_does(tm
     other = load(folder, "eagle3")[0]
     assert other.config.taps == tuple(layer + 2 for layer in taps)
     folder = save(tmp_path / "other", "eagle3", head=other)
-    assert config_of(folder)["eagle_config"] == nested
+    assert heads.config_of(folder)["eagle_config"] == nested
     assert load(folder, "eagle3")[0].config == other.config
 
 
@@ -288,7 +271,7 @@ REFUSED_TENSORS = [
 @pytest.mark.parametrize("name, changes, complaint", REFUSED_TENSORS)
 def test_weights_that_are_refused(tmp_path, name, changes, complaint):
     folder = save(tmp_path / "head", name, target_params=None)
-    rewrite(folder, **changes)
+    heads.rewrite(folder, **changes)
     assert complaint in failure(folder, name)
 
 
@@ -308,13 +291,13 @@ def test_no_kind_is_taken_for_another(tmp_path, offered, wanted):
     """By the config, and where that says nothing, by the names of the tensors."""
     folder = save(tmp_path / "head", offered)
     if offered == wanted:
-        return assert_loads(folder, wanted)
+        return heads.assert_loads(folder, wanted)
     title, wish = (format_of(name).signature.title for name in (offered, wanted))
     message = failure(folder, wanted)
     assert f"{title}; give {wish}" in message
     if offered != "eagle":  # whose configs say nothing
         with pytest.raises(SpecjaxError, match=re.escape(message)):
-            detect_format(folder, FORMATS, format_of(wanted))
+            detect_format(folder, heads.FORMATS, format_of(wanted))
 
 
 @pytest.mark.parametrize(
