@@ -101,7 +101,6 @@ def write(
     tokenizer: Any = None,
     given: dict[str, np.ndarray] | None = None,
     architecture: str = "llama",
-    extra: Any = lambda writer: None,
     metadata: dict[str, Any] = METADATA,
 ) -> Path:
     """Writes a file as llama.cpp's converter does."""
@@ -118,7 +117,6 @@ def write(
         stored = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
         theirs = names.get_name(name, (".weight", ".bias")) or name
         writer.add_tensor(theirs, gguf.quantize(weight, stored), raw_dtype=stored)
-    extra(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -201,69 +199,58 @@ def test_other_tokenizers_are_refused(tmp_path, key, value, message):
 # ---- Config ------------------------------------------------------------------------------------
 
 
-LLAMA3 = Rope("llama3", 500000.0, 32.0, 1.0, 4.0, 8192)
-
-
-def llama3(writer: Any) -> None:
+def llama3_divisors() -> np.ndarray:
     plain = 500000.0 ** -(np.arange(0, 8, 2) / 8)
     smooth = np.clip((8192 * plain / (2 * np.pi) - 1) / (4 - 1), 0, 1)
-    writer.add_rope_freq_base(500000.0)
-    divisors = 1 / ((1 - smooth) / 32 + smooth)
-    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    return (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
+
+
+LINEAR = {"rope_scaling_type": gguf.RopeScalingType.LINEAR}
 
 
 @pytest.mark.parametrize(
-    ("extra", "change"),
+    ("stated", "tensors", "change"),
     [
-        (llama3, {"rope": LLAMA3}),
         (
-            lambda writer: [
-                writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
-                writer.add_rope_scaling_factor(2.0),
-            ],
-            {"rope": Rope("linear", 10000.0, 2.0)},
+            {"rope_freq_base": 500000.0},
+            {"rope_freqs.weight": llama3_divisors()},
+            {"rope": Rope("llama3", 500000.0, 32.0, 1.0, 4.0, 8192)},
         ),
+        (LINEAR | {"rope_scaling_factor": 2.0}, {}, {"rope": Rope("linear", 1e4, 2.0)}),
         # llama.cpp takes a factor without type for linear, and a type without factor for none
-        (lambda writer: writer.add_rope_scaling_factor(2.0), {"rope": Rope("linear", 1e4, 2.0)}),
-        (
-            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
-            {"rope": Rope()},
-        ),
-        (lambda writer: writer.add_causal_attention(True), {"model_type": "llama"}),
-        (
-            lambda writer: writer.add_sliding_window(16),
-            {"model_type": "mistral", "sliding_window": 16},
-        ),
-        (lambda writer: writer.add_eot_token_id(7), {"eos_token_id": (2, 7)}),
+        ({"rope_scaling_factor": 2.0}, {}, {"rope": Rope("linear", 1e4, 2.0)}),
+        (LINEAR, {}, {"rope": Rope()}),
+        ({"causal_attention": True}, {}, {"model_type": "llama"}),
+        ({"sliding_window": 16}, {}, {"model_type": "mistral", "sliding_window": 16}),
+        ({"eot_token_id": 7}, {}, {"eos_token_id": (2, 7)}),
     ],
 )
-def test_stated_variants_are_read(tmp_path, extra, change):
-    config = specjax.load(write(tmp_path / "m.gguf", extra=extra)).config
+def test_stated_variants_are_read(tmp_path, stated, tensors, change):
+    path = write(tmp_path / "m.gguf", given=weights() | tensors, metadata=METADATA | stated)
+    config = specjax.load(path).config
     assert {name: getattr(config, name) for name in change} == change
 
 
+RANKS, NORM = np.arange(1, 5, dtype=np.float32), np.ones(8, np.float32)
+
+
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("stated", "tensors", "message"),
     [
-        (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.YARN), "RoPE type 'yarn'"),
+        ({"rope_scaling_type": gguf.RopeScalingType.YARN}, {}, "RoPE type 'yarn'"),
+        ({"causal_attention": False}, {}, "llama.attention.causal = False is not"),
+        ({"value_length": 4}, {}, "llama.attention.value_length = 4 is not supported"),
+        ({}, {"rope_freqs.weight": RANKS}, "rope_freqs.weight is not Llama 3.1's scaling"),
         (
-            lambda w: w.add_causal_attention(False),
-            "llama.attention.causal = False is not",
-        ),
-        (lambda w: w.add_value_length(4), "llama.attention.value_length = 4 is not supported"),
-        (
-            lambda w: w.add_tensor("rope_freqs.weight", np.arange(1, 5, dtype=np.float32)),
-            "rope_freqs.weight is not Llama 3.1's scaling",
-        ),
-        (
-            lambda w: w.add_tensor("blk.0.attn_q_norm.weight", np.ones(8, np.float32)),
+            {},
+            {"blk.0.attn_q_norm.weight": NORM},
             "the weights do not fit the metadata; unexpected: blk.0.attn_q_norm.weight",
         ),
-        (lambda w: w.add_uint16("split.count", 2), "this is one part of a model"),
     ],
 )
-def test_other_variants_are_refused(tmp_path, extra, message):
-    assert failure(write(tmp_path / "m.gguf", extra=extra)).startswith(f"FILE: {message}")
+def test_other_variants_are_refused(tmp_path, stated, tensors, message):
+    path = write(tmp_path / "m.gguf", given=weights() | tensors, metadata=METADATA | stated)
+    assert failure(path).startswith(f"FILE: {message}")
 
 
 # ---- Files -------------------------------------------------------------------------------------
@@ -272,6 +259,8 @@ def test_other_variants_are_refused(tmp_path, extra, message):
 def test_a_file_of_another_kind_or_architecture_or_cut_short_is_refused(tmp_path):
     path = write(tmp_path / "m.gguf", architecture="bert")
     assert "architecture 'bert' are not supported" in failure(path)
+    write(path, tokenizer=lambda writer: writer.add_uint16("split.count", 2))
+    assert failure(path).startswith("FILE: this is one part of a model")
     path.write_bytes(b"GGU")
     assert failure(path).startswith("FILE: this is not a GGUF file; give one, or ")
     path = write(tmp_path / "m.gguf", "Q8_0", byte_level)
@@ -326,7 +315,7 @@ def test_numbers_that_contradict_the_tensors_are_refused(tmp_path):
     path = write(tmp_path / "m.gguf", tokenizer=byte_level)
     larger = patched(path, b"llama.block_count", "I", 9999, skip=4)
     assert "a larger model than the tensors" in failure(larger)
-    path = write(tmp_path / "m.gguf", extra=lambda writer: writer.add_custom_alignment(64))
+    path = write(tmp_path / "m.gguf", metadata=METADATA | {"custom_alignment": 64})
     assert specjax.load(path).config.vocab_size == SIZES["vocab_size"]
     for alignment in (0, 3):
         wrong = patched(path, b"general.alignment", "I", alignment, skip=4)
