@@ -2,6 +2,7 @@
 
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,18 @@ def byte_level_but(key: str, value: Any) -> Any:
     return tokenizer
 
 
-def sentencepiece(writer: Any) -> None:
-    tokens = ["<unk>", "<s>", "</s>", *PIECES]
+def sentencepiece(
+    writer: Any,
+    tokens: Sequence[str] = ("<unk>", "<s>", "</s>", *PIECES),
+    types: Sequence[int] = (2, 3, 3, *[1] * (len(PIECES) - 1), 6),
+    special: Sequence[str] = ("unk", "bos", "eos"),
+) -> None:
+    """A tokenizer whose first tokens are the `special` ones."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([-float(number) for number in range(len(tokens))])
-    writer.add_token_types([2, 3, 3] + [1] * (len(PIECES) - 1) + [6])
-    for name, token in (("unk", 0), ("bos", 1), ("eos", 2)):
+    writer.add_token_types(types)
+    for token, name in enumerate(special):
         getattr(writer, f"add_{name}_token_id")(token)
 
 

@@ -16,7 +16,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.io.gguf import PackedTensor
 from specjax.models.target import causal_rows
 from tests.models import checkpoints
-from tests.models.test_gguf import byte_level_but, write
+from tests.models.test_gguf import byte_level_but, sentencepiece, write
 
 gguf = pytest.importorskip("gguf")
 
@@ -144,34 +144,21 @@ def test_every_type_that_the_package_decodes_is_read_in_parts(kind):
     np.testing.assert_array_equal(tensor.read(shift=-1, index=(slice(1, 3),)), whole[1:3] - 1)
 
 
-def pieces(*others: str) -> list[str]:
-    return [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", *"abcd12", "ab", "▁a", "▁ab", *others]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = ["▁", *"abcd12", "ab", "▁a", "▁ab"]
 
 
 def gemma(writer: Any) -> None:
-    special, spaces, known = (
-        ["<pad>", "<eos>", "<bos>", "<unk>"],
-        ["  ", "   ", "    "],
-        pieces("cd", "▁▁a"),
-    )
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "   ", "    ", *BYTES, *PIECES]
+    types = [3, 3, 3, 2, 4, 4, 4, *[6] * 256, *[1] * (len(PIECES) + 2)]
+    sentencepiece(writer, [*tokens, "cd", "▁▁a"], types, ("pad", "eos", "bos", "unk"))
     writer.add_sliding_window(8)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([*special, *spaces, *known])
-    writer.add_token_scores([-float(at) for at in range(len(special + spaces + known))])
-    writer.add_token_types([3, 3, 3, 2, 4, 4, 4] + [6] * 256 + [1] * (len(known) - 256))
-    for at, name in enumerate(("pad", "eos", "bos", "unk")):
-        getattr(writer, f"add_{name}_token_id")(at)
     writer.add_add_space_prefix(False)
 
 
 def phi3(writer: Any) -> None:
-    known = pieces("▁▁", "▁b")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *known, "<|user|>"])
-    writer.add_token_scores([-float(at) for at in range(len(known) + 4)])
-    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (len(known) - 256) + [3])
-    for at, name in enumerate(("unk", "bos", "eos")):
-        getattr(writer, f"add_{name}_token_id")(at)
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *PIECES, "▁▁", "▁b", "<|user|>"]
+    sentencepiece(writer, tokens, [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) + 2), 3])
 
 
 TEXTS = ["", "a b  cab\n", "ab 12 + 3", "it's É\n\n  7", "a   b    c", "  ab", "abcd 1234 ef!"]
