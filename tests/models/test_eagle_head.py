@@ -233,20 +233,15 @@ def test_a_wrong_context_is_caught(rule):
     assert gradients_differ_by(gradient, truth()[1]) > 1e-3
 
 
-def test_positions_that_count_steps_are_caught():
-    """RoPE counts slots: the n-th token of a draft stands where it will stand in the text."""
-
-    found = jax.jit(partial(steps, PLAIN, turn=1))(*weights(PLAIN), texts())
-    assert np.abs(found - truth()[0]).max() > 1e-2
-
-
-def test_packed_texts_are_each_drafted_alone_and_are_caught_if_not():
-    """Positions alone do not separate texts; segments do."""
+def test_texts_are_each_drafted_alone_at_their_slots_and_are_caught_if_not():
+    """Positions alone do not separate texts, segments do; and RoPE counts slots, not steps."""
     together = texts((4, 4), seed=3)
     run = partial(jax.jit(partial(steps, DEEP)), *weights(DEEP))
     draft = partial(jax.jit(partial(drafts, DEEP)), *weights(DEEP))
-    found, merged = run(together), run(together._replace(segments=together.segments * 0))
-    assert (np.abs(merged - found)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
+    merged = together._replace(segments=together.segments * 0)
+    found, of_merged, turned = run(together, turn=0), run(merged, turn=0), run(together, turn=1)
+    assert (np.abs(of_merged - found)[:, :, 4:].max(axis=(1, 3)) > 1e-2).all()
+    assert np.abs(turned - found).max() > 1e-2
     for place in (slice(4), slice(4, 8)):
         alone = draft(Texts(*(each[:, place] for each in together)))
         np.testing.assert_allclose(found[:, :, place], alone, atol=1e-5)
