@@ -82,10 +82,9 @@ def test_products_lookups_and_gradients_are_those_of_the_dequantised_weight(kind
     np.testing.assert_allclose(slope, expected_slope, rtol=0.03, atol=0.1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_near_those_of_the_floats(kind):
+def test_logits_are_near_those_of_the_floats():
     model, params = target()
-    few = quantize_params(params, kind)
+    few = quantize_params(params, "int8")
     model.check(few)
     assert fingerprint(model.config, few) == fingerprint(model.config, params)
     rows = causal_rows(prompt(1).tokens, jnp.zeros(1, int))
@@ -96,8 +95,7 @@ def test_logits_are_near_those_of_the_floats(kind):
         return [run(params)[0].logits for params in both]
 
     plain, own = logits(params, few)
-    error = np.linalg.norm(own - plain) / np.linalg.norm(plain)
-    assert error < 3 * TOLERANCE[kind]
+    assert np.linalg.norm(own - plain) < 3 * TOLERANCE["int8"] * np.linalg.norm(plain)
 
 
 def test_a_gpu_multiplies_a_single_row_by_quantised_weights_alone():
