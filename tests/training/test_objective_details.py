@@ -20,27 +20,8 @@ from specjax.training.objectives.eagle3 import Eagle3Training
 from specjax.training.objectives.parallel_spec import ParallelMedusaTraining
 from tests.decoding import heads
 from tests.models import test_eagle_head as simulation
-from tests.training.cases import (
-    ALONE,
-    CASES,
-    EXAMPLES,
-    FROZEN,
-    HASS,
-    KEY,
-    TABLE,
-    TARGET,
-    VOCAB,
-    Case,
-    assert_same,
-    batch_of,
-    by_drafting,
-    by_drafts,
-    clean_features,
-    counted,
-    definition,
-    each_alone,
-    noisy_features,
-)
+from tests.training import cases
+from tests.training.cases import CASES, EXAMPLES, FROZEN, HASS, KEY, TARGET, VOCAB, batch_of
 
 DRAFTED = tuple(range(1, VOCAB, 3))
 WINDOWED = Transformer(replace(TARGET.config, sliding_window=3))
@@ -48,37 +29,35 @@ WINDOWED = Transformer(replace(TARGET.config, sliding_window=3))
 # ---- Features ------------------------------------------------------------------------------------
 
 
-def features(model=TARGET, params=FROZEN, **changes):
-    """Features of two rows, which hold one text, two texts, and padding."""
-    batch = batch_of() | changes
+def features(batch, model=TARGET, params=FROZEN):
     places = (jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments"))
-    read = jax.jit(hidden_states, static_argnums=(0, 2))
-    return read(model, params, (-1,), *places)[:, :, 0]
-
-
-def alone(model: Transformer) -> list[np.ndarray]:
-    """A plain pass over each text, with nothing around it."""
-    found = heads.features_of(Params(FROZEN, None), jnp.asarray(batch_of(ALONE)["tokens"]), model)
-    return [np.asarray(row[: len(each.tokens)]) for row, each in zip(found, EXAMPLES, strict=True)]
+    return hidden_states(model, params, (-1,), *places)[:, :, 0]
 
 
 def test_packed_texts_are_those_of_plain_passes():
-    expected = {model: alone(model) for model in (TARGET, WINDOWED)}
-    for model, of_texts in expected.items():
-        for found, own in zip(each_alone(features(model)), of_texts, strict=True):
-            np.testing.assert_allclose(found[: len(own)], own, atol=1e-5)
-    assert np.abs(expected[TARGET][0] - expected[WINDOWED][0]).max() > 0.1  # the window shows
-    merged = each_alone(features(segments=np.minimum(batch_of()["segments"], 1)))
-    assert np.abs(merged[2][:4] - expected[TARGET][2]).max() > 0.1  # texts that see each other
+    """Here with a window; the definition in `test_objectives.py` has plain passes without one."""
+    read, batch = jax.jit(partial(features, model=WINDOWED)), batch_of()
+    tokens = jnp.asarray(batch_of(cases.ALONE)["tokens"])
+    alone = heads.features_of(Params(FROZEN, None), tokens, WINDOWED)
+    found, merged = (
+        cases.each_alone(read(batch | {"segments": segments}))
+        for segments in (batch["segments"], np.minimum(batch["segments"], 1))
+    )
+    for text, example in enumerate(EXAMPLES):
+        size = len(example.tokens)
+        np.testing.assert_allclose(found[text, :size], alone[text, :size], atol=1e-5)
+    assert np.abs(found - cases.clean_features()).max() > 0.1  # the window shows
+    assert np.abs(merged - found)[2].max() > 0.1  # texts that see each other
 
 
 def test_a_rotation_depends_on_the_length_of_a_text_without_its_padding():
     rope = {"rope": Rope(rope_type="dynamic", factor=8.0), "max_position_embeddings": 2}
     target, (head, params) = Transformer(replace(TARGET.config, **rope)), heads.eagle_head(VOCAB, 1)
     head = EagleHead(replace(head.config, layers=replace(head.config.layers, **rope)))
-    batch, size = batch_of(ALONE[:1]), len(EXAMPLES[0].tokens)
+    batch, size = batch_of(cases.ALONE[:1]), len(EXAMPLES[0].tokens)
     places = [jnp.asarray(batch[name]) for name in ("tokens", "positions", "segments")]
 
+    @jax.jit
     def outputs(tokens, *places):
         features = hidden_states(target, FROZEN, (-1,), tokens, *places)[:, :, 0]
         return head.step(params, target.embed(FROZEN, tokens), features, (), *places)[0][:, :size]
@@ -88,18 +67,18 @@ def test_a_rotation_depends_on_the_length_of_a_text_without_its_padding():
 
 
 def test_no_gradient_reaches_the_target():
-    gradient = jax.grad(lambda params: jnp.sum(features(params=params) ** 2))(FROZEN)
-    for leaf in jax.tree.leaves(gradient):
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(features(batch_of(), params=params))))
+    for leaf in jax.tree.leaves(gradient(FROZEN)):
         np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
 
 
 # ---- EAGLE --------------------------------------------------------------------------------------
 
 
-def test_noise_is_uniform_and_narrower_in_longer_texts():
+def test_noise_is_uniform_narrower_in_longer_texts_and_none_without_a_width():
     """As wide as asked for at 512 tokens, half of it to each side."""
     width = 0.2
-    noise = each_alone(noisy_features(width)) - clean_features()
+    noise = cases.each_alone(cases.noisy_features(width)) - cases.clean_features()
     for example, own in zip(EXAMPLES, noise, strict=True):
         length = len(example.tokens)
         own = own[:length] / (width * 512 / length)
@@ -109,12 +88,8 @@ def test_noise_is_uniform_and_narrower_in_longer_texts():
         assert abs(own.mean()) < 4 * 12**-0.5 / own.size**0.5
         np.testing.assert_allclose(own.std(), 12**-0.5, rtol=0.15)
         assert len(np.unique(own)) > 0.99 * own.size
-
-
-def test_noise_of_no_width_is_none_and_only_features_carry_noise():
-    """The definition in `test_objectives.py` has clean features to learn; here noise is large."""
-    np.testing.assert_allclose(each_alone(noisy_features(0.0)), clean_features(), atol=1e-5)
-    assert np.abs(noisy_features(0.2) - noisy_features(0.0)).max() > 1
+    clean = cases.each_alone(cases.noisy_features(0.0))
+    np.testing.assert_allclose(clean, cases.clean_features(), atol=1e-5)
 
 
 # ---- HASS ----------------------------------------------------------------------------------------
@@ -129,8 +104,8 @@ def measured(training: EagleTraining = HASS):
 @pytest.mark.slow
 def test_a_gradient_between_steps_would_be_caught():
     attached = partial(simulation.steps, detach=False)
-    expected, expected_gradient, _ = definition(
-        CASES["hass"], partial(by_drafting, drafts=attached)
+    expected, expected_gradient, _ = cases.definition(
+        CASES["hass"], partial(cases.by_drafting, drafts=attached)
     )
     loss, gradient, _ = measured()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -145,9 +120,11 @@ def test_token_alignment_of_every_slot_is_drafting_from_own_tokens(monkeypatch):
     own_draft = partial(simulation.draft_from, own_token=own_token)
     monkeypatch.setattr(simulation, "draft_from", own_draft)
     aligned = replace(HASS, token_alignment=1.0)
-    expected, expected_gradient, of_steps = definition(replace(CASES["hass"], training=aligned))
+    expected, expected_gradient, of_steps = cases.definition(
+        replace(CASES["hass"], training=aligned)
+    )
     loss, gradient, metrics = measured(aligned)
-    assert_same((loss, gradient), (expected, expected_gradient))
+    cases.assert_same((loss, gradient), (expected, expected_gradient))
     accuracy = [step["accuracy"] for step in of_steps]
     np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
     assert abs(expected - measured()[0]) > 1e-1  # other tokens than the text's
@@ -166,26 +143,32 @@ def test_token_alignment_takes_the_token_drafted_one_slot_before(probability):
     assert abs(is_drafted.mean() - probability * 499 / 500) < 0.02
 
 
-@pytest.mark.parametrize("name", ["eagle", "hass", "parallel-eagle"])
+@pytest.mark.parametrize("name", ["eagle", "parallel-eagle"])
 def test_losses_over_a_draft_vocabulary_are_those_of_an_lm_head_with_its_rows(name):
     case = CASES[name]
     head = type(case.head)(replace(case.head.config, draft_vocab_size=len(DRAFTED)))
     params = case.params | {DRAFT_TOKENS: jnp.asarray(DRAFTED)}
-    rows = FROZEN | {"lm_head": {"weight": TABLE[jnp.asarray(DRAFTED)]}}
-    loss, _ = jax.jit(case.training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
+    rows = FROZEN | {"lm_head": {"weight": cases.TABLE[jnp.asarray(DRAFTED)]}}
+    measure = jax.jit(case.training.loss(head, TARGET))
+    loss, _ = measure(params, FROZEN, case.batch, KEY)
     with_all = jax.jit(case.training.loss(case.head, TARGET))
     expected, _ = with_all(case.params, rows, case.batch, KEY)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    assert abs(loss - with_all(case.params, FROZEN, case.batch, KEY)[0]) > 1e-3
+    others = params | {DRAFT_TOKENS: jnp.asarray(DRAFTED) - 1}
+    assert abs(loss - measure(others, FROZEN, case.batch, KEY)[0]) > 1e-3
 
 
-def test_a_draft_vocabulary_in_another_order_changes_no_loss():
+def test_a_draft_vocabulary_counts_in_hass_but_not_its_order():
+    """Although drafted tokens are read here."""
     training, case = replace(HASS, token_alignment=1.0), CASES["hass"]
-    head = type(case.head)(replace(case.head.config, draft_vocab_size=VOCAB))
-    params = case.params | {DRAFT_TOKENS: jnp.arange(VOCAB)[::-1]}
-    loss, _ = jax.jit(training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
-    expected, _ = jax.jit(training.loss(case.head, TARGET))(case.params, FROZEN, case.batch, KEY)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    head = type(case.head)(replace(case.head.config, draft_vocab_size=len(DRAFTED)))
+    measure, drafted = jax.jit(training.loss(head, TARGET)), jnp.asarray(DRAFTED)
+    loss, reverse, other = (
+        measure(case.params | {DRAFT_TOKENS: tokens}, FROZEN, case.batch, KEY)[0]
+        for tokens in (drafted, drafted[::-1], drafted - 1)
+    )
+    np.testing.assert_allclose(loss, reverse, rtol=1e-5)
+    assert abs(loss - other) > 1e-3
 
 
 # ---- EAGLE-3 ------------------------------------------------------------------------------------
@@ -196,11 +179,11 @@ def test_the_targets_distribution_is_limited_to_the_draft_vocabulary():
     """Slots whose most likely token is outside of it teach nothing."""
     head, params = heads.eagle3_head(VOCAB, 1, DRAFTED)
     training = Eagle3Training(draft_vocab=len(DRAFTED), test_steps=1)
-    case = Case(training, head, params, by_drafts, ({"logit_loss": 1.0},))
+    case = cases.Case(training, head, params, cases.by_drafts, ({"logit_loss": 1.0},))
     loss, metrics = jax.jit(training.loss(head, TARGET))(params, FROZEN, case.batch, KEY)
-    text, slot = np.transpose(counted())
-    logits = np.asarray(by_drafts(case, params)(0, text, slot))
-    target_logits = clean_features()[text, slot + 1] @ np.asarray(TABLE).T
+    text, slot = np.transpose(cases.counted())
+    logits = np.asarray(cases.by_drafts(case, params)(0, text, slot))
+    target_logits = cases.clean_features()[text, slot + 1] @ np.asarray(cases.TABLE).T
     drafted, best = np.array(DRAFTED), target_logits.argmax(axis=-1)
     losses = soft_cross_entropy(jnp.asarray(logits), jnp.asarray(target_logits[:, drafted]))
     teaches = np.isin(best, drafted)
