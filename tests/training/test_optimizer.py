@@ -68,8 +68,7 @@ def adamw(settings: OptimizerOptions, gradients: list[Any], params: Any) -> list
 
 
 def rates_of(settings: OptimizerOptions, num_steps: int, steps: Any) -> np.ndarray:
-    rate = schedule(settings, num_steps)
-    return np.array([np.asarray(rate(step)) for step in steps])
+    return np.asarray(jax.vmap(schedule(settings, num_steps))(jnp.asarray([*steps])))
 
 
 def assert_same(found: Any, expected: Any, tolerance: float = 1e-6, atol: float = 1e-7) -> None:
