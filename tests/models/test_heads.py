@@ -1,4 +1,4 @@
-"""Heads of Medusa and Hydra against the formulas, and what they say before any training."""
+"""Heads of Medusa, Hydra and EAGLE-3: their formulas, norms, and outputs before any training."""
 
 from functools import partial
 
@@ -10,6 +10,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.models.cache import KVCache
 from specjax.models.heads import HeadWeights
+from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specjax.models.heads.hydra import HydraConfig, HydraHeads
 from specjax.models.heads.medusa import MedusaConfig, MedusaHeads
 from specjax.models.target import causal_rows
@@ -32,17 +33,15 @@ def weights_of(params) -> HeadWeights:
 # ---- The formulas --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_lm_heads", [True, False])
-def test_heads_of_medusa_compute_what_the_formula_says(has_lm_heads):
-    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, 4, 2, has_lm_heads))
+def test_heads_of_medusa_compute_what_the_formula_says():
+    """Here with the target's LM head; `tests/training/cases.py` has heads with their own."""
+    module = MedusaHeads(MedusaConfig.for_target(MODEL.config, 4, 2, False))
     params = drawn(module)
-    assert ("lm_heads_0" in params) == has_lm_heads
 
     @jax.jit
     def all_logits(params):
-        weights = weights_of(params)
         depths = range(1, 5), (1, 2), (3,)
-        return [module.logits(weights, FEATURES, some) for some in depths]
+        return [module.logits(weights_of(params), FEATURES, some) for some in depths]
 
     logits, fewer, third = all_logits(params)
     for row in np.ndindex(2, 3):
@@ -56,14 +55,13 @@ def test_heads_of_medusa_compute_what_the_formula_says(has_lm_heads):
 def test_heads_of_hydra_compute_what_the_formula_says(has_lm_heads):
     module = HydraHeads(HYDRA(False, 4, 3, has_lm_heads))
     params = drawn(module)
-    assert ("lm_heads_0" in params) == has_lm_heads
 
     @jax.jit
-    def logits_of(params, features, embedded):
-        weights, depths = weights_of(params), range(1, 5)
-        return [module.logits_at(weights, n, features, embedded[:, :, :n]) for n in depths]
+    def all_logits(params):
+        inputs = ((n, FEATURES, EMBEDDED[:, :, :n]) for n in range(1, 5))
+        return [module.logits_at(weights_of(params), *each) for each in inputs]
 
-    for depth, logits in enumerate(logits_of(params, FEATURES, EMBEDDED), 1):
+    for depth, logits in enumerate(all_logits(params), 1):
         for row in np.ndindex(2, 3):
             feature, tokens = FEATURES[row], EMBEDDED[row][:depth]
             expected = hydra_logits(module, params, feature, tokens, np.asarray(TABLE))
@@ -82,6 +80,46 @@ def test_the_prefix_layer_computes_what_the_formula_says():
         expected = literal_norm(module.config.layers, params["norm"], expected)
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(cache.positions[:, :3], rows.positions)
+
+
+# ---- Norms of EAGLE-3.1: of the target's features, and of the output -----------------------------
+
+ONE, ALL, EACH = np.float32([[1, 1, 1], [30, 30, 30], [1, 30, 0.1]])[..., None]  # factors of taps
+
+
+@pytest.mark.parametrize(
+    ("norms", "ignores"),
+    [
+        ({}, ()),
+        ({"tap_norm": "joined"}, (ALL,)),
+        ({"tap_norm": "each", "norm_output": True}, (ALL, EACH)),
+    ],
+)
+def test_norms_make_the_scale_of_features_irrelevant_and_keep_that_of_outputs(norms, ignores):
+    head = Eagle3Head(Eagle3Config.for_target(MODEL.config, **norms))
+    numbers = np.random.default_rng(0)
+    taps = numbers.normal(size=(3, 32)).astype(np.float32)
+    draw = lambda leaf: 3.0 if leaf.ndim == 1 else 0.06 * numbers.normal(size=leaf.shape)  # noqa: E731
+    shapes = jax.eval_shape(head.initialise, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, draw(leaf), jnp.float32), shapes)
+
+    @jax.jit
+    def draft(params, feature) -> list[jax.Array]:
+        """Returns the outputs of chains of the head's own features."""
+        cache, outputs = KVCache.create(head.config.layers, 3, 2), []
+        for token in range(2):
+            rows = causal_rows(jnp.full((3, 1), token), cache.length)
+            feature, cache = head.run(weights_of(params), rows, feature, cache)
+            cache = cache.advance(jnp.ones_like(cache.length))
+            outputs.append(feature)
+        return outputs
+
+    first, second = draft(params, (taps * np.stack([ONE, ALL, EACH])).reshape(3, 1, -1))
+    for row, factor in ((1, ALL), (2, EACH)):
+        is_same = np.allclose(first[row], first[0], rtol=1e-2)
+        assert is_same == any(factor is ignored for ignored in ignores)
+    sizes = [float(np.sqrt(np.mean(output[0] ** 2))) for output in (first, second)]
+    assert np.allclose(sizes, 3.0, rtol=1e-3) == ("norm_output" in norms)  # the norm's weights
 
 
 # ---- Before training -----------------------------------------------------------------------------
