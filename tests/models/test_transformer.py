@@ -98,19 +98,21 @@ def test_a_checkpoint_computes_what_transformers_does(tmp_path, name):
 
 # ---- One text, many ways to run it -------------------------------------------------------------
 
-WAYS = {
-    "mistral, one window": CASES["mistral, window"]
-    | {"model_type": "mistral", "layer_types": ["sliding_attention", "full_attention"]},
-    "dynamic rope": CASES["llama, long text"],
+WINDOW = CASES["mistral, window"] | {
+    "model_type": "mistral",
+    "layer_types": ["sliding_attention", "full_attention"],
 }
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def target(request) -> tuple[Transformer, dict]:
+def target(**settings: Any) -> tuple[Transformer, dict]:
     """A model with wide random params, made without torch."""
-    values = {"model_type": "llama"} | checkpoints.TINY | WAYS[request.param]
-    model = Transformer(config_from(values))
+    model = Transformer(config_from({"model_type": "llama"} | checkpoints.TINY | settings))
     return model, drawn(model)
+
+
+@pytest.fixture(scope="module")
+def windowed() -> tuple[Transformer, dict]:
+    return target(**WINDOW)
 
 
 def empty_cache(model: Transformer, batch: int) -> KVCache:
@@ -136,8 +138,9 @@ def tree_rows(batch: int, count: int, lengths: Any, seed: int) -> QueryRows:
     return QueryRows(*map(jnp.asarray, (tokens, positions, visible)))
 
 
-def test_a_tree_row_equals_its_path_run_alone(target):
-    model, params = target
+@pytest.mark.parametrize("way", [WINDOW, CASES["llama, long text"]])
+def test_a_tree_row_equals_its_path_run_alone(way):
+    model, params = target(**way)
     tokens, lengths = random_tokens((2, TEXT_LENGTH)), (5, 9)
     cache = empty_cache(model, 2)
     prompts = causal_rows(jnp.asarray(tokens), cache.length)
@@ -156,12 +159,8 @@ def test_a_tree_row_equals_its_path_run_alone(target):
 # ---- Taps and dtypes ---------------------------------------------------------------------------
 
 
-ONE_WAY = pytest.mark.parametrize("target", ["mistral, one window"], indirect=True)
-
-
-@ONE_WAY
-def test_only_what_is_tapped_comes_back(target):
-    model, params = target
+def test_only_what_is_tapped_comes_back(windowed):
+    model, params = windowed
     tokens = random_tokens((1, TEXT_LENGTH))
     of_taps = lambda *taps: run_whole(model, params, tokens, Taps(*taps))  # noqa: E731
     nothing = jax.eval_shape(lambda: of_taps((), (), False))
@@ -172,16 +171,14 @@ def test_only_what_is_tapped_comes_back(target):
     assert_close(some.attention, every.attention[:, 7:8])
 
 
-@ONE_WAY
 @pytest.mark.parametrize("taps", [Taps((3,)), Taps((), ((0, 4),)), Taps((), ((2, 0),))])
-def test_a_tap_that_the_model_lacks_is_refused(target, taps):
+def test_a_tap_that_the_model_lacks_is_refused(windowed, taps):
     with pytest.raises(SpecjaxError, match="does not exist: the model has layers 0 to"):
-        taps.check(target[0].config)
+        taps.check(windowed[0].config)
 
 
-@ONE_WAY
-def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(target):
-    (model, params), dtype = target, jnp.bfloat16
+def test_sixteen_bit_params_give_float32_logits_near_the_true_ones(windowed):
+    (model, params), dtype = windowed, jnp.bfloat16
     tokens = random_tokens((2, TEXT_LENGTH))
     narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     cache = KVCache.create(model.config, 2, TEXT_LENGTH, dtype)
@@ -237,9 +234,8 @@ def test_attention_to_blocks_of_slots_is_attention_to_all(monkeypatch):
     np.testing.assert_array_equal(read(query, *longer, seen, jnp.asarray(139), 0.5, 3.0), found)
 
 
-@ONE_WAY
-def test_prefill_of_a_long_cache_reads_it_in_blocks(monkeypatch, target):
-    model, params = target
+def test_prefill_of_a_long_cache_reads_it_in_blocks(monkeypatch, windowed):
+    model, params = windowed
     tokens, taps = jnp.asarray(random_tokens((2, TEXT_LENGTH))), Taps((-1,), logits=False)
 
     def read():
