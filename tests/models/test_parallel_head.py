@@ -24,15 +24,7 @@ from specjax.models.heads import training_attention as attention
 from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.heads.parallel import ParallelConfig, ParallelHead, from_eagle
 from specjax.models.target import causal_rows
-from tests.models.test_eagle_head import (
-    LAYER,
-    LENGTH,
-    TARGET,
-    VOCAB,
-    Texts,
-    texts,
-    weights,
-)
+from tests.models.test_eagle_head import LAYER, LENGTH, TARGET, VOCAB, Texts, texts, weights
 
 MASKS = 3
 TWO = replace(LAYER, num_hidden_layers=2)

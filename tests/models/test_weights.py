@@ -9,9 +9,8 @@ from safetensors.numpy import save_file
 from specjax.models.io.weights import FLOATS, stored_tensors
 from tests.models.checkpoints import failure
 
-TENSORS = {
-    code: np.arange(12).reshape(3, 4).astype(dtype) for code, dtype in FLOATS.items()
-}  # one of each dtype, named after it
+NUMBERS = np.arange(12).reshape(3, 4)
+TENSORS = {code: NUMBERS.astype(dtype) for code, dtype in FLOATS.items()}  # named after dtypes
 
 
 def save_safetensors(folder):
@@ -36,7 +35,7 @@ def save_shards(folder):
 
 def save_torch(tensors, path, **options):
     torch = pytest.importorskip("torch")
-    numbers = torch.arange(12).reshape(3, 4)
+    numbers = torch.from_numpy(NUMBERS)
     wanted = {code: numbers.to(getattr(torch, FLOATS[code].name)) for code in tensors}
     torch.save(wanted, path, **options)
     return path
@@ -79,12 +78,15 @@ def test_a_truncated_file_is_named(tmp_path, save):
         assert message.startswith(str(path)) and message.endswith("download it again")
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_a_missing_shard_and_a_folder_without_weights_are_named(tmp_path):
+    message = failure(stored_tensors, tmp_path)
+    assert message.startswith(f"{tmp_path} holds no weights (model.safetensors or")
+    assert message.endswith("download the checkpoint again")
     path = save_shards(tmp_path)
     path.unlink()
     message = failure(stored_tensors, tmp_path)
-    expected = f"{tmp_path} has no {path.name}, listed in model.safetensors.index.json"
-    assert message.startswith(expected)
+    listed = f"{path.name}, listed in model.safetensors.index.json"
+    assert message.startswith(f"{tmp_path} has no {listed}")
     assert message.endswith("download the checkpoint again")
 
 
@@ -106,18 +108,11 @@ def test_a_damaged_index_or_one_of_shards_elsewhere_is_refused(tmp_path, content
     assert complaint in failure(stored_tensors, folder)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path):
-    message = failure(stored_tensors, tmp_path)
-    assert message.startswith(f"{tmp_path} holds no weights (model.safetensors or")
-    assert message.endswith("download the checkpoint again")
-
-
 def test_a_bin_file_that_would_run_code_is_refused(tmp_path):
     path = save_bin(tmp_path)
     sys.modules["torch"].save({"model.norm.weight": pytest.raises}, path)
-    assert failure(stored_tensors, tmp_path).endswith(
-        "damaged or holds no weights; download it again"
-    )
+    message = failure(stored_tensors, tmp_path)
+    assert message.endswith("damaged or holds no weights; download it again")
 
 
 def test_a_bin_file_without_torch_says_what_to_do(tmp_path, monkeypatch):

@@ -8,15 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.training.losses import (
-    TOP_LOSSES,
-    DistributionLoss,
-    TopLoss,
-    distribution_loss,
-    smooth_l1,
-    soft_cross_entropy,
-    top_loss,
-)
+from specjax.training import losses
+from specjax.training.losses import TOP_LOSSES, distribution_loss, smooth_l1
 from specjax.training.objectives.hass import HassTraining
 from tests.decoding.tiny import slow_except
 
@@ -37,10 +30,10 @@ def pairs(seed: int = 0):
 @partial(jax.jit, static_argnames=("kind", "k", "p"))
 def loss_of(kind, logits, targets, k=K, p=P):
     if kind == SOFT:
-        return soft_cross_entropy(logits, targets)
+        return losses.soft_cross_entropy(logits, targets)
     if kind in LK:
         return distribution_loss(kind, logits, targets)
-    return top_loss(kind, logits, targets, k, p)
+    return losses.top_loss(kind, logits, targets, k, p)
 
 
 @partial(jax.jit, static_argnames=("kind", "k", "p"))
@@ -85,7 +78,7 @@ def slow_top_p(logits, targets, k, p):
     return slow_over(kept, logits, targets)
 
 
-def slow_normed(norm, logits, targets, k):
+def slow_normed(norm, logits, targets, k, p):
     tokens = by_likelihood(targets)[:k]
     both = [[probabilities(values)[token] for token in tokens] for values in (targets, logits)]
     return cross_entropy(*map(norm, both))
@@ -134,10 +127,8 @@ SLOW = {
     SOFT: lambda logits, targets, k, p: slow_over(range(len(logits)), logits, targets),
     "top-k": lambda logits, targets, k, p: slow_over(by_likelihood(targets)[:k], logits, targets),
     "top-p": slow_top_p,
-    "normed-top-k-linear": lambda logits, targets, k, p: slow_normed(shares, logits, targets, k),
-    "normed-top-k-softmax": lambda logits, targets, k, p: slow_normed(
-        probabilities, logits, targets, k
-    ),
+    "normed-top-k-linear": partial(slow_normed, shares),
+    "normed-top-k-softmax": partial(slow_normed, probabilities),
     "bidirectional-top-k": lambda logits, targets, k, p: slow_over(
         {*by_likelihood(targets)[:k], *by_likelihood(logits)[:k]}, logits, targets
     ),
@@ -167,8 +158,8 @@ def test_a_loss_is_its_definition_at_every_slot(kind, k, p):
 
 
 def test_every_kind_is_tested_and_can_be_set():
-    assert SLOW.keys() - {SOFT, *LK} == TOP_LOSSES.keys() == {*get_args(TopLoss)}
-    assert {*get_args(DistributionLoss)} == {"cross-entropy", *LK}
+    assert SLOW.keys() - {SOFT, *LK} == TOP_LOSSES.keys() == {*get_args(losses.TopLoss)}
+    assert {*get_args(losses.DistributionLoss)} == {"cross-entropy", *LK}
     values = HassTraining(top_loss="top-p", top_p=P).top_values(*pairs())
     np.testing.assert_allclose(values["top_loss"], loss_of("top-p", *pairs()), rtol=1e-5)
 
