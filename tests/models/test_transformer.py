@@ -147,13 +147,16 @@ def test_a_tree_row_equals_its_path_run_alone(way):
     cache = run(params, prompts, cache, model=model)[1].advance(jnp.array(lengths))
     rows = tree_rows(2, 10, lengths, seed=0)
     output, _ = run(params, rows, cache, model=model)
-    for text, length in enumerate(lengths):
-        nodes = np.asarray(rows.tokens[text])
-        paths = [[*tokens[text, :length], *nodes[path]] for path in np.asarray(rows.visible[text])]
+    nodes, visible = np.asarray(rows.tokens), np.asarray(rows.visible)
+    for node in range(10):
+        paths = [
+            [*tokens[text, :length], *nodes[text, visible[text, node]]]
+            for text, length in enumerate(lengths)
+        ]
         padded = [np.pad(path, (0, TEXT_LENGTH - len(path))) for path in paths]
         logits = run_whole(model, params, np.stack(padded)).logits
         ends = np.array([len(path) - 1 for path in paths])
-        assert_close(output.logits[text], logits[jnp.arange(10), ends])
+        assert_close(output.logits[:, node], logits[jnp.arange(2), ends])
 
 
 # ---- Taps and dtypes ---------------------------------------------------------------------------
