@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.core.settings import SettingError
 from specjax.training.data import DataOptions, batches, teaches
 from specjax.training.examples import Example
 
@@ -51,9 +52,7 @@ def texts_in(batch) -> list[int]:
 
 
 def equal(one, other) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(one[name], other[name]) for name in one
-    )
+    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
 def take(iterator, count: int) -> list:
@@ -123,3 +122,31 @@ def test_texts_that_teach_nothing_are_skipped_and_counted(capsys):
 def test_a_text_that_is_too_long_is_rejected():
     with pytest.raises(SpecjaxError, match="an example has 40 tokens, but batches hold 39"):
         batches([Example(np.zeros(40, np.int32), np.ones(40, bool))], DataOptions(longest=39))
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        (DataOptions(), (64, 128, 256, 512, 1024, 2048)),
+        (DataOptions(longest=200), (64, 128, 200)),
+        (DataOptions(longest=10), (10,)),
+        (DataOptions(longest=200, packing=True), (200,)),
+        (DataOptions(longest=200, buckets=(50, 200)), (50, 200)),
+    ],
+)
+def test_texts_are_padded_to_powers_of_two_or_to_the_given_lengths(options, lengths):
+    assert options.lengths() == lengths
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"packing": True, "buckets": (64, 2048)},
+        {"buckets": (128, 64, 2048)},
+        {"buckets": (64, 1024)},
+    ],
+)
+def test_lengths_ascend_to_the_longest_and_packing_has_one(changes):
+    with pytest.raises(SettingError) as caught:
+        DataOptions(**changes)
+    assert caught.value.field == "buckets"

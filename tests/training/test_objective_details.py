@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.core.settings import SettingError
 from specjax.decoding.drafter import Params
 from specjax.models.config import Rope
 from specjax.models.heads.eagle import EagleHead
@@ -17,7 +18,10 @@ from specjax.training.losses import soft_cross_entropy
 from specjax.training.objectives.base import hidden_states
 from specjax.training.objectives.eagle import EagleTraining
 from specjax.training.objectives.eagle3 import Eagle3Training
-from specjax.training.objectives.parallel_spec import ParallelMedusaTraining
+from specjax.training.objectives.hass import HassTraining
+from specjax.training.objectives.hydra import HydraTraining
+from specjax.training.objectives.medusa import MedusaTraining
+from specjax.training.objectives.parallel_spec import ParallelEagleTraining, ParallelMedusaTraining
 from tests.decoding import heads
 from tests.models import test_eagle_head as simulation
 from tests.training import cases
@@ -203,3 +207,34 @@ def test_the_target_runs_only_where_its_features_are_read():
     loss = jax.jit(ParallelMedusaTraining().loss(case.head, TARGET))
     found, metrics = loss(case.params, broken, case.batch, KEY)
     assert np.isfinite(found) and metrics["accuracy"].shape == (heads.MASKS + 1,)
+
+
+# ---- Options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [
+        (EagleTraining, {"feature_weight": 1.0, "logit_weight": 0.1, "noise": 0.2}),
+        (HassTraining, {"align_steps": 3, "step_decay": 1.0, "token_alignment": 0.0}),
+        (HassTraining, {"top_loss": "top-k", "top_weight": 1.0, "top_k": 10}),
+        (MedusaTraining, {"head_decay": 0.8, "top_weight": 0.0}),
+        (HydraTraining, {"num_heads": 4, "num_layers": 4, "lm_heads": True}),
+        (ParallelEagleTraining, {"num_masks": 4, "num_layers": 1}),
+    ],
+)
+def test_the_defaults_are_the_published_ones(kind, published):
+    assert vars(kind()).items() >= published.items()
+
+
+@pytest.mark.parametrize(
+    "kind, values, name",
+    [
+        (EagleTraining, {"noise": -1.0}, "noise"),  # the constructor checks fields
+        (HassTraining, {"top_loss": "bild", "top_k": 1}, "top_k"),  # and how they combine
+    ],
+)
+def test_options_out_of_bounds_are_named(kind, values, name):
+    with pytest.raises(SettingError) as caught:
+        kind(**values)
+    assert caught.value.field == name
