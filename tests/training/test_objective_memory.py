@@ -20,44 +20,39 @@ WIDTH = 32
 KEYS_AND_VALUES = 2 * 2 * 8  # of a slot and layer
 
 
-class Program:
-    """A training step over two texts of T tokens, of which nothing is run."""
+LENGTH, VOCAB = 128, 1024
 
-    length, vocabulary = 128, 1024
 
-    def __init__(self, training: HeadTraining, recompute: bool):
-        config = TransformerConfig(self.vocabulary, WIDTH, 48, 1, 4, 2, 8)
-        target, head = Transformer(config), training.new_head(config)
-        self.loss: Any = training.loss(head, target, recompute)
-        ints, bools = (jax.ShapeDtypeStruct((2, self.length), kind) for kind in (jnp.int32, bool))
-        batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
-        self.arguments = (
-            jax.eval_shape(lambda: head.initialise(jax.random.key(0))),
-            jax.eval_shape(lambda: target.initialise(jax.random.key(0))),
-            batch,
-            jax.eval_shape(lambda: jax.random.key(0)),
-        )
-
-    def kept(self) -> int:
-        """Bytes kept for the gradients once the loss is known."""
-
-        def backward(params, *others):
-            return jax.vjp(lambda params: self.loss(params, *others)[0], params)[1]
-
-        arrays = jax.tree.leaves(jax.eval_shape(backward, *self.arguments))
-        return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
-
-    def compiled(self) -> int:
-        """Bytes that the whole program needs beside its arguments and results."""
-        measure = jax.jit(jax.value_and_grad(self.loss, has_aux=True))
-        analysis = measure.lower(*self.arguments).compile().memory_analysis()
-        assert analysis is not None
-        return analysis.temp_size_in_bytes
+def program(training: HeadTraining, recompute: bool) -> tuple[Any, tuple]:
+    """The loss of two texts, of which nothing is run, and the shapes of its arguments."""
+    config = TransformerConfig(VOCAB, WIDTH, 48, 1, 4, 2, 8)
+    target, head = Transformer(config), training.new_head(config)
+    ints, bools = (jax.ShapeDtypeStruct((2, LENGTH), kind) for kind in (jnp.int32, bool))
+    batch = {"tokens": ints, "segments": ints, "positions": ints, "is_answer": bools}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, frozen = (jax.eval_shape(module.initialise, key) for module in (head, target))
+    return training.loss(head, target, recompute), (params, frozen, batch, key)
 
 
 @cache
 def kept(training: HeadTraining, recompute: bool) -> int:
-    return Program(training, recompute).kept()
+    """Bytes kept for the gradients once the loss is known."""
+    loss, arguments = program(training, recompute)
+
+    def backward(params, *others):
+        return jax.vjp(lambda params: loss(params, *others)[0], params)[1]
+
+    arrays = jax.tree.leaves(jax.eval_shape(backward, *arguments))
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+
+
+def temporary(training: HeadTraining) -> int:
+    """Bytes that the whole program needs beside its arguments and results."""
+    loss, arguments = program(training, recompute=True)
+    measure = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    analysis = measure.lower(*arguments).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 def growth(trainings: Sequence[HeadTraining], recompute: bool) -> np.ndarray:
@@ -82,21 +77,21 @@ def test_what_gradients_need_grows_by_the_step():
 @pytest.mark.parametrize(
     "trainings, own",
     [
-        (hass(2, 3), 4 * 2 * Program.length * WIDTH),  # features
+        (hass(2, 3), 4 * 2 * LENGTH * WIDTH),  # features
         ([ParallelEagleTraining(num_masks=each) for each in (2, 3)], 4 * WIDTH),  # a mask
     ],
     ids=["hass", "parallel-eagle"],
 )
 def test_recomputing_keeps_keys_and_values_of_each_step(trainings, own):
     """No `[T, T]` of attention, which is the most by far."""
-    slots = 2 * Program.length
+    slots = 2 * LENGTH
     (again,), (kept,) = (growth(trainings, recompute) for recompute in (True, False))
     slope = 4 * slots * WIDTH  # of what each step or depth predicts
     assert again <= 4 * slots * KEYS_AND_VALUES + slope + own + 100  # and a few scalars
-    assert kept > 4 * slots * 4 * Program.length
+    assert kept > 4 * slots * 4 * LENGTH
 
 
 @pytest.mark.slow
 def test_four_steps_compile_to_less_than_twice_the_memory_of_one():
-    one, four = (Program(training, recompute=True).compiled() for training in hass(1, 4))
+    one, four = map(temporary, hass(1, 4))
     assert one < four < 2 * one
