@@ -144,7 +144,7 @@ def test_params_of_another_model_are_not_saved(tmp_path, params):
 # ---- Weights that do not fit ---------------------------------------------------------------------
 
 
-def test_all_mismatches_are_reported_at_once(folder):
+def test_all_mismatches_are_reported_at_once_unless_there_are_many(folder):
     missing = {"model.norm.weight": ..., "model.layers.1.mlp.up_proj.weight": ...}
     unexpected = {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
     wrong = {"lm_head.weight": np.ones((60, 32), np.float32)}
@@ -154,11 +154,8 @@ def test_all_mismatches_are_reported_at_once(folder):
     assert "wrong shape: lm_head.weight is (60, 32), expected (61, 32);" in message
     assert "unexpected: model.layers.0.self_attn.q_proj.bias;" in message
     assert "check that both belong together, or download the checkpoint again" in message
-
-
-def test_long_lists_are_cut(folder):
     checkpoints.edit_config(folder, num_hidden_layers=9)
-    assert " and 55 more; check that" in checkpoints.failure(load, folder)
+    assert " and 57 more; wrong shape: " in checkpoints.failure(load, folder)
 
 
 def test_quantised_weights_are_refused(folder):

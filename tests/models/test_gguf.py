@@ -175,11 +175,6 @@ def test_tokens_are_those_of_transformers(tmp_path, kind):
     assert ours.get_vocab() == theirs.get_vocab()
 
 
-def test_the_end_of_an_answer_is_known_by_name(tmp_path):
-    undeclared = byte_level_but("eos_token_id", 0)
-    assert specjax.load(write(tmp_path / "m.gguf", tokenizer=undeclared)).eos == (0, 2)
-
-
 def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
     target = specjax.load(write(tmp_path / "m.gguf", tokenizer=byte_level))
     tokenizer, eos = target.tokenizer, target.eos
@@ -187,6 +182,8 @@ def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
     ids = chat_ids(tokenizer, "ab")
     assert (ids[0], ids[-1], eos) == (1, 2, (2,))
     assert tokenizer.decode(ids) == "<|im_start|>ab<|im_end|>"
+    undeclared = byte_level_but("eos_token_id", 0)  # the end of an answer is known by its name
+    assert specjax.load(write(tmp_path / "n.gguf", tokenizer=undeclared)).eos == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +328,8 @@ def test_numbers_that_contradict_the_tensors_are_refused(tmp_path):
 def test_weights_that_are_not_finite_are_rejected(tmp_path):
     given = weights()
     given["model.norm.weight"][3] = np.nan
-    assert "a weight is NaN, infinite or too large" in failure(
-        write(tmp_path / "m.gguf", given=given)
-    )
+    path = write(tmp_path / "m.gguf", given=given)
+    assert "a weight is NaN, infinite or too large" in failure(path)
     large = weights() | {"model.norm.weight": np.full(32, 1e30, np.float32)}
     with pytest.raises(SpecjaxError, match="too large for float16"):
         specjax.load(write(tmp_path / "m.gguf", given=large), dtype="float16")

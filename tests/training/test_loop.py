@@ -132,7 +132,7 @@ def truncate(folder: Path, step: int) -> None:
             os.truncate(file, file.stat().st_size // 2)
 
 
-def test_a_corrupt_checkpoint_is_skipped(tmp_path, capsys):
+def test_a_corrupt_checkpoint_is_skipped_and_the_run_stops_if_all_are(tmp_path, capsys):
     run(tmp_path)
     for file in (tmp_path / "checkpoints" / "12" / "state").glob("**/d/*"):  # the arrays
         content = bytearray(file.read_bytes())
@@ -141,10 +141,6 @@ def test_a_corrupt_checkpoint_is_skipped(tmp_path, capsys):
     assert same_bits(run(tmp_path), whole())
     assert "specjax: skipped corrupt checkpoint 12 (" in capsys.readouterr().err
     assert same_bits(run(tmp_path, stop_at=0), whole())  # it was written anew
-
-
-def test_without_any_whole_checkpoint_the_run_stops_in_one_line(tmp_path):
-    run(tmp_path)
     for step in (8, 12):
         truncate(tmp_path, step)
     with pytest.raises(SpecjaxError, match=r"no checkpoint in .* can be read") as caught:
