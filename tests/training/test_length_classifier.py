@@ -1,7 +1,7 @@
 """The length classifier: its data read prefix by prefix, its loss, its scores, its folder."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,9 @@ from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.length_classifier import features_of
 from specjax.models.io.classifier import load_classifier
 from specjax.training import draft_features
-from specjax.training.draft_features import (
-    ContinuedPrompt,
-    DraftFeatures,
-    read_drafts,
-    run_lengths,
-    split_by_prompt,
-)
-from specjax.training.objectives.length_classifier import (
-    ClassifierTraining,
-    best_static_length,
-    best_threshold,
-    fit,
-    scores_of,
-    train_classifier,
-)
+from specjax.training.draft_features import ContinuedPrompt, DraftFeatures, read_drafts
+from specjax.training.objectives import length_classifier
+from specjax.training.objectives.length_classifier import ClassifierTraining, fit, scores_of
 from tests.decoding.tiny import plain_pass
 from tests.decoding.tiny import target as tiny
 
@@ -88,7 +76,7 @@ def test_data_equals_a_reading_prefix_by_prefix():
 def test_other_vocabularies_and_prompts_without_continuation_are_rejected(tmp_path):
     with pytest.raises(SpecjaxError, match="vocabulary of 24 tokens, the target one of 40"):
         other = frozen(1, vocab_size=24)
-        train_classifier(frozen(0), other, [], continuations, QUICK, tmp_path)
+        length_classifier.train_classifier(frozen(0), other, [], continuations, QUICK, tmp_path)
     with pytest.raises(SpecjaxError, match="continued no prompt"):
         read_drafts([ContinuedPrompt([1, 2], [])], frozen(1))
 
@@ -110,7 +98,7 @@ def made_up() -> DraftFeatures:
 
 def test_what_can_be_learned_is_learned_from_whole_prompts_of_both_kinds():
     data = made_up()
-    training, validation = split_by_prompt(data, 0.15, seed=1)
+    training, validation = draft_features.split_by_prompt(data, 0.15, seed=1)
     assert len(set(validation.prompt)) == 6
     assert not set(training.prompt) & set(validation.prompt)
     assert len(training.is_match) + len(validation.is_match) == len(data.is_match)
@@ -142,11 +130,11 @@ def test_the_best_threshold_and_static_length_are_the_best(seed):
     accepted = numbers.random(60) < 0.4
     confidence = np.round(0.3 * accepted + 0.7 * numbers.random(60), 1).astype(np.float32)
     tried = [scores_of(confidence >= cut, accepted)["f1"] for cut in np.arange(-0.05, 1.1, 0.1)]
-    best = best_threshold(confidence, accepted)
+    best = length_classifier.best_threshold(confidence, accepted)
     assert scores_of(confidence >= best, accepted)["f1"] == max(tried)
-    depth = run_lengths(accepted)
+    depth = draft_features.run_lengths(accepted)
     lengths = [scores_of(depth < length, accepted)["f1"] for length in range(1, 61)]
-    length = best_static_length(depth, accepted)
+    length = length_classifier.best_static_length(depth, accepted)
     assert scores_of(depth < (60 if length is None else length), accepted)["f1"] == max(lengths)
 
 
@@ -161,18 +149,14 @@ def continuations(prompts):
 
 
 def test_a_classifier_is_trained_and_saved(tmp_path):
-    prompts = [text.prompt for text in texts()[:3]]
-    trained = train_classifier(
-        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco"
-    )
-    loaded = load_classifier(tmp_path / "disco")
+    out, prompts = tmp_path / "disco", [text.prompt for text in texts()[:3]]
+    train = partial(length_classifier.train_classifier, frozen(0), frozen(1))
+    trained = train(prompts, continuations, QUICK, out)
+    loaded = load_classifier(out)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, dict(loaded.params), dict(trained.params)))
     assert loaded.threshold == trained.threshold == loaded.scores["threshold"]
     assert (loaded.target, loaded.draft, loaded.position) == ("tiny-0", "tiny-1", "draft")
-    assert loaded.recipe["num_tokens"] == 29
-    assert loaded.recipe["hidden_size"] == 8
-    assert (tmp_path / "disco" / "metrics.jsonl").exists()
-    again = train_classifier(
-        frozen(0), frozen(1), prompts, continuations, QUICK, tmp_path / "disco", resume=True
-    )
+    assert (loaded.recipe["num_tokens"], loaded.recipe["hidden_size"]) == (29, 8)
+    assert (out / "metrics.jsonl").exists()
+    again = train(prompts, continuations, QUICK, out, resume=True)
     assert again.scores == trained.scores
