@@ -167,7 +167,7 @@ def test_heads_of_hydra_begin_with_what_the_target_says_of_its_next_token():
 
 
 @pytest.mark.parametrize(
-    "module", [MedusaHeads(MedusaConfig(32, 40, num_heads=2)), HydraHeads(HYDRA(True, 2))]
+    "module", [MedusaHeads(MedusaConfig(32, 40, num_heads=2)), HydraHeads(HYDRA(True, 2, 2))]
 )
 def test_random_params_have_the_dtype_asked_for_and_logits_are_float32(module):
     params = jax.jit(lambda key: module.initialise(key, jnp.bfloat16))(jax.random.key(0))
