@@ -54,10 +54,8 @@ def test_a_product_and_its_slopes_are_those_of_float32(dtype, rows):
     with jax.default_matmul_precision("highest"):  # a GPU would round to TF32
         wanted, wanted_slopes = jax.vjp(lambda x, w: x @ w.T, *wide)
     found, slopes = jax.vjp(lambda x, w: project(x, w, jnp.float32), *narrow)
-    tolerance = (
-        {"rtol": 1e-5, "atol": 1e-4} if dtype == jnp.float32 else {"rtol": 0.02, "atol": 0.1}
-    )
+    rtol, atol = (1e-5, 1e-4) if dtype == jnp.float32 else (0.02, 0.1)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
     for slope, other in zip(slopes(pull), wanted_slopes(pull), strict=True):
         assert slope.dtype == dtype
-        np.testing.assert_allclose(slope.astype(jnp.float32), other, **tolerance)
+        np.testing.assert_allclose(slope.astype(jnp.float32), other, rtol, atol)

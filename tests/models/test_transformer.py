@@ -18,16 +18,14 @@ from tests.models import checkpoints
 from tests.models.heads import drawn
 
 TEXT_LENGTH = 24
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 CASES = {
     "llama, short text": {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        "rope_parameters": DYNAMIC,
     },
-    "llama, long text": {
-        "max_position_embeddings": 16,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
-    },
+    "llama, long text": {"max_position_embeddings": 16, "rope_parameters": DYNAMIC},
     "llama, biases, linear rope": {
         "attention_bias": True,
         "mlp_bias": True,

@@ -1,6 +1,5 @@
 """A head that has learned some texts by heart drafts them: training and decoding fit together."""
 
-from functools import cache
 from typing import Any
 
 import jax
@@ -31,35 +30,6 @@ PROMPTS = [np.random.default_rng(1).integers(0, 40, size).tolist() for size in (
 PROMPT = from_ids(PROMPTS, bucket=16)
 
 
-@cache
-def answers() -> np.ndarray:
-    """The target's answer to each prompt."""
-    settings = {"target": TARGET, "max_new_tokens": NEW_TOKENS}
-    return np.asarray(reference_generate(FROZEN, PROMPT, KEY, **settings)[0])
-
-
-def trained(start: Any) -> Any:
-    """Params that have seen the three texts, in one batch, `NUM_STEPS` times."""
-    texts = [
-        np.array([*prompt, *answer], np.int32)
-        for prompt, answer in zip(PROMPTS, answers(), strict=True)
-    ]
-    examples = [
-        Example(text, np.arange(len(text)) >= len(prompt))
-        for text, prompt in zip(texts, PROMPTS, strict=True)
-    ]
-    quiet = LoopOptions(NUM_STEPS, log_every=NUM_STEPS, save_every=NUM_STEPS, eval_every=NUM_STEPS)
-    optimizer = OptimizerOptions(learning_rate=1e-2, warmup=0.05, decay="cosine")
-    return train(
-        HassTraining(noise=0.0).loss(HEAD, TARGET),
-        start,
-        batches(examples, DataOptions(batch_size=len(texts), longest=64)),
-        optimizer_of(optimizer, NUM_STEPS),
-        quiet,
-        frozen=FROZEN,
-    ).params
-
-
 def drafted(params: Any) -> Generation:
     drafter = Eagle2(HEAD, top_k=2, depth=DEPTH, num_tokens=8)
     settings = {"target": TARGET, "drafter": drafter, "max_new_tokens": NEW_TOKENS}
@@ -69,9 +39,24 @@ def drafted(params: Any) -> Generation:
 @pytest.mark.slow
 def test_a_head_drafts_the_texts_that_it_was_trained_on():
     """It accepts nearly `DEPTH` + 1 tokens a round: at best 48 tokens take 10 rounds."""
+    settings = {"target": TARGET, "max_new_tokens": NEW_TOKENS}
+    answers = np.asarray(reference_generate(FROZEN, PROMPT, KEY, **settings)[0])
+    examples = []
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        text = np.array([*prompt, *answer], np.int32)
+        examples.append(Example(text, np.arange(len(text)) >= len(prompt)))
+    options = OptimizerOptions(learning_rate=1e-2, warmup=0.05, decay="cosine")
     start = HEAD.initialise(jax.random.key(3))
-    before, after = drafted(start), drafted(trained(start))
+    trained = train(
+        HassTraining(noise=0.0).loss(HEAD, TARGET),
+        start,
+        batches(examples, DataOptions(batch_size=len(examples), longest=64)),  # in one batch
+        optimizer_of(options, NUM_STEPS),
+        LoopOptions(NUM_STEPS, log_every=NUM_STEPS, save_every=NUM_STEPS, eval_every=NUM_STEPS),
+        frozen=FROZEN,
+    ).params
+    before, after = drafted(start), drafted(trained)
     for generation in (before, after):
-        np.testing.assert_array_equal(generation.tokens, answers())
+        np.testing.assert_array_equal(generation.tokens, answers)
     assert before.stats.mean_accepted_length < 1.5
     assert after.stats.mean_accepted_length > 0.75 * (DEPTH + 1)

@@ -12,29 +12,21 @@ from specjax.training.progress import Progress
 BATCH = {"segments": np.asarray([[1, 1, 2, 0], [1, 0, 0, 0]])}  # 4 tokens and padding
 
 
-@pytest.fixture
-def screen(monkeypatch):
+def screen(monkeypatch, is_terminal: bool) -> io.StringIO:
     """Captures stderr, as a terminal or not."""
-    written = io.StringIO()
-
-    def use(is_terminal: bool) -> io.StringIO:
-        console = Console(file=written, force_terminal=is_terminal, width=60)
-        monkeypatch.setattr(progress, "Console", lambda stderr, quiet: console)
-        return written
-
-    return use
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=60)
+    monkeypatch.setattr(progress, "Console", lambda stderr, quiet: console)
+    return console.file
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_bar_is_for_terminals_and_a_measurement_for_all(screen, is_terminal):
-    written = screen(is_terminal)
+def test_a_bar_is_for_terminals_and_a_measurement_for_all(monkeypatch, is_terminal):
+    written = screen(monkeypatch, is_terminal)
     with Progress("training eagle", 0, 10) as shown:
         shown.count(BATCH)
         shown.show(5, {"loss": 0.25, "acceptance_rates": [0.25] * 20})  # wider than the terminal
-        measured = shown.measure(
-            5, lambda params: {"accepted_length": 2.5, "rates": [0.5, 0.25]}, {}
-        )
-    assert measured == {"accepted_length": 2.5, "rates": [0.5, 0.25]}
+        values = {"accepted_length": 2.5, "rates": [0.5, 0.25]}
+        assert shown.measure(5, lambda params: values, {}) == values
     text = written.getvalue()
     assert "step 5: accepted length 2.5  rates 0.5/0.25" in text
     assert ("training eagle" in text) == is_terminal
@@ -43,8 +35,8 @@ def test_a_bar_is_for_terminals_and_a_measurement_for_all(screen, is_terminal):
     assert is_terminal or text.count("\n") == 1
 
 
-def test_speed_counts_tokens_without_padding_and_no_measurement(screen, monkeypatch):
-    screen(False)
+def test_speed_counts_tokens_without_padding_and_no_measurement(monkeypatch):
+    screen(monkeypatch, False)
     clock = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
     with Progress("training", 0, 10) as shown:
