@@ -36,6 +36,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}}
 LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
 GPT_BIGCODE = {"n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 128}
 FAMILIES = {  # a tiny model of each, with all that is its own

@@ -37,16 +37,10 @@ def load(folder, dtype=jnp.float32):
     return load_transformer(folder, read_config(folder), dtype)
 
 
-# ---- Names -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["head_0.weight", "layers_x.weight", "model.layers.weight"])
 def test_a_weight_that_no_llama_has_is_refused(name):
     with pytest.raises(SpecjaxError, match=f"{re.escape(name)} is not a weight of a target"):
         huggingface_name(name)
-
-
-# ---- Loading -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,18 +70,12 @@ def test_buffers_of_old_checkpoints_and_a_copy_of_the_table_are_ignored(folder, 
     assert_same(load(folder), {name: params[name] for name in params if name != "lm_head"})
 
 
-# ---- Saving ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "dtype, settings",
     [
         ("float32", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
         ("bfloat16", {"kind": "mistral", "sliding_window": 6}),
-        (
-            "float16",
-            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}},
-        ),
+        ("float16", checkpoints.LINEAR),
     ],
 )
 def test_transformers_reads_what_we_save(tmp_path, settings, dtype):
@@ -139,9 +127,6 @@ def test_params_of_another_model_are_not_saved(tmp_path, params):
     with pytest.raises(SpecjaxError, match=message):
         save_transformer(tmp_path / "out", CONFIG, wrong, jnp.float32)
     assert not list(tmp_path.iterdir())
-
-
-# ---- Weights that do not fit ---------------------------------------------------------------------
 
 
 def test_all_mismatches_are_reported_at_once_unless_there_are_many(folder):

@@ -26,11 +26,7 @@ CASES = {
         "rope_parameters": DYNAMIC,
     },
     "llama, long text": {"max_position_embeddings": 16, "rope_parameters": DYNAMIC},
-    "llama, biases, linear rope": {
-        "attention_bias": True,
-        "mlp_bias": True,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
-    },
+    "llama, biases, linear rope": checkpoints.LINEAR | {"attention_bias": True, "mlp_bias": True},
     "llama3 rope, wide heads": {
         "num_key_value_heads": 1,
         "head_dim": 12,
@@ -68,9 +64,6 @@ def random_tokens(shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(0).integers(3, 61, shape).astype(np.int32)
 
 
-# ---- Against transformers ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_computes_what_transformers_does(tmp_path, name):
     """Logits, hidden states and attention of one text."""
@@ -93,8 +86,6 @@ def test_a_checkpoint_computes_what_transformers_does(tmp_path, name):
     assert attention.max(axis=-1)[..., 8:].mean() > 0.2  # uniform: 0.06
     np.testing.assert_allclose(ours.attention, attention, atol=1e-5, rtol=0)
 
-
-# ---- One text, many ways to run it -------------------------------------------------------------
 
 WINDOW = CASES["mistral, window"] | {
     "model_type": "mistral",
@@ -155,9 +146,6 @@ def test_a_tree_row_equals_its_path_run_alone(way):
         logits = run_whole(model, params, np.stack(padded)).logits
         ends = np.array([len(path) - 1 for path in paths])
         assert_close(output.logits[:, node], logits[jnp.arange(2), ends])
-
-
-# ---- Taps and dtypes ---------------------------------------------------------------------------
 
 
 def test_only_what_is_tapped_comes_back(windowed):

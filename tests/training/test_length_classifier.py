@@ -113,9 +113,6 @@ def test_what_can_be_learned_is_learned_from_whole_prompts_of_both_kinds():
             fit(same, settings)
 
 
-# ---- Scores -------------------------------------------------------------------------------------
-
-
 def test_scores_are_counted():
     predicted, accepted = np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0]], bool)
     assert scores_of(predicted, accepted) == pytest.approx(
@@ -137,8 +134,6 @@ def test_the_best_threshold_and_static_length_are_the_best(seed):
     length = length_classifier.best_static_length(depth, accepted)
     assert scores_of(depth < (60 if length is None else length), accepted)["f1"] == max(lengths)
 
-
-# ---- All of it ----------------------------------------------------------------------------------
 
 QUICK = ClassifierTraining(hidden_size=8, num_steps=20, batch_size=16, validation_fraction=0.4)
 

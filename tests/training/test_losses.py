@@ -44,9 +44,6 @@ def gradient_of(kind, logits, targets, k=K, p=P):
     return jax.grad(total, argnums=(0, 1))(logits, targets)
 
 
-# ---- The definitions ----------------------------------------------------------------------------
-
-
 def shares(values) -> list[float]:
     return np.divide(values, np.sum(values)).tolist()
 
@@ -144,9 +141,6 @@ def slow(kind, logits, targets, k=K, p=P) -> np.ndarray:
     return np.array(values).reshape(logits.shape[:-1])
 
 
-# ---- Values -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind, k, p", [(kind, K, P) for kind in SLOW] + [("top-p", 2, 0.3)])
 def test_a_loss_is_its_definition_at_every_slot(kind, k, p):
     logits, targets = pairs()
@@ -183,9 +177,6 @@ def test_what_comes_in_16_bits_is_computed_in_32():
         np.testing.assert_allclose(found, loss(*wide), rtol=1e-6)
 
 
-# ---- Gradients ----------------------------------------------------------------------------------
-
-
 @every_kind
 def test_the_gradient_is_that_of_the_definition_and_spares_the_target(kind):
     logits, targets = pairs(seed=6)
@@ -214,9 +205,6 @@ def test_extreme_logits_give_finite_values_and_gradients(kind):
         assert np.isfinite(gradient_of(kind, logits, targets)[0]).all()
 
 
-# ---- LK losses ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", LK)
 def test_an_lk_loss_is_finite_without_overlap(kind):
     apart = jnp.array([[0.0, -1e4]]), jnp.array([[-1e4, 0.0]])
@@ -242,9 +230,6 @@ def test_an_lk_loss_over_a_draft_vocabulary_overlaps_with_the_whole_distribution
         expected = share * divergence + (1 - share) * (1 - overlap)
     assert p.sum(axis=-1).max() < 0.9
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-
-
-# ---- Memory -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", slow_except(TOP_LOSSES, "bild", "recall-at-k"))

@@ -59,9 +59,6 @@ def test_loss_and_gradient_are_those_of_the_definition(case):
     np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
 
 
-# ---- Masks ---------------------------------------------------------------------------------------
-
-
 @every_method
 def test_the_content_of_padding_changes_nothing(case):
     padding = case.batch["segments"] == 0
@@ -92,9 +89,6 @@ def test_slots_counted_elsewhere_would_be_caught(case, shift):
     other_loss, other, _ = case.measure(case.batch | moved)
     assert abs(loss - other_loss) > 1e-3 * loss
     assert gradients_differ_by(other, gradient) > 1e-2
-
-
-# ---- Recomputation and precision -----------------------------------------------------------------
 
 
 @pytest.mark.slow

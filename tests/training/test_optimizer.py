@@ -75,9 +75,6 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-6, atol: float 
     jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=atol), found, expected)
 
 
-# ---- The rate ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("decay", "quarter", "middle", "end"),
     [("linear", 0.75, 0.5, 0), ("cosine", 0.5 + 0.125**0.5, 0.5, 0), ("none", 1, 1, 1)],
@@ -100,9 +97,6 @@ def test_the_rate_rises_and_falls(decay, quarter, middle, end):
     assert (np.diff(rates[WARMUP:]) <= 0).all()
 
 
-# ---- Adam, weight decay and clipping -------------------------------------------------------------
-
-
 def by_value(gradient: Any) -> Any:
     return jax.tree.map(lambda leaf: np.clip(leaf, -0.5, 0.5), gradient)
 
@@ -123,9 +117,6 @@ def test_steps_are_those_of_adamw_along_bounded_gradients(clip, bounded):
     assert_same(found, adamw(settings, list(map(bounded, gradients)), numbers(9)))
     unbounded = adamw(settings, gradients, numbers(9))[-1]["weight"]
     assert np.abs(found[-1]["weight"] - unbounded).max() > 1e-4
-
-
-# ---- Accumulation --------------------------------------------------------------------------------
 
 
 def test_batches_are_averaged_before_a_step():
