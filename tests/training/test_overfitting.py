@@ -20,7 +20,7 @@ from specjax.training.objectives.hass import HassTraining
 from specjax.training.optimizer import OptimizerOptions, optimizer_of
 from tests.decoding import tiny
 
-NUM_STEPS, NEW_TOKENS, DEPTH = 250, 48, 4
+NUM_STEPS, NEW_TOKENS, DEPTH = 150, 48, 4
 KEY = jax.random.key(0)
 TARGET, RANDOM = tiny.target()
 # More certain of its tokens, so that a head that knows its texts can predict it.
