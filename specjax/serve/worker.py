@@ -104,7 +104,8 @@ class Worker:
         """Queues the prompts of a request; raises SpecjaxError if one is invalid, or Busy."""
         jobs, tokenizer = [], self.target.require_tokenizer()
         for ids in request.prompts:
-            room = min(self.target.config.longest_text - len(ids), self.max_new_tokens)
+            longest = self.target.config.longest_from(len(ids))
+            room = min(longest - len(ids), self.max_new_tokens)
             default = max(room if request.is_chat else min(room, COMPLETION_TOKENS), 1)
             max_tokens = default if request.max_tokens is None else request.max_tokens
             if max_tokens > self.max_new_tokens:

@@ -28,6 +28,7 @@ import specjax
 from specjax.cli import main
 from specjax.core.errors import SpecjaxError
 from specjax.decoding import engine
+from specjax.models.config import Rope
 from specjax.serve import chats as chats_module
 from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
 from specjax.serve.chats import START_SECONDS, ChatFormatter
@@ -344,6 +345,20 @@ def test_memory_is_checked_when_a_text_begins(complete, monkeypatch):
     monkeypatch.setattr(engine, "check_memory", noted)
     complete(max_tokens=1)
     assert checked_in == ["specjax"]
+
+
+def test_a_text_without_a_limit_takes_the_room_that_longrope_leaves(worker, monkeypatch):
+    rope = Rope("longrope", original_max_position_embeddings=20)
+    target = replace(worker.target, config=replace(worker.target.config, rope=rope))
+    monkeypatch.setattr(worker, "target", target)
+    request = read_request(json.dumps({"prompt": [5] * 11}).encode(), False, target, tuple)
+
+    async def limit():
+        [job] = worker.submit(request)
+        job.cancel()
+        return job.max_tokens
+
+    assert asyncio.run(limit()) == 20 - 11
 
 
 def test_cancelled_and_running_texts_leave_room_in_the_queue(worker, monkeypatch):
