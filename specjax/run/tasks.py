@@ -112,14 +112,15 @@ def task_prompts(
         for kind, numbers in groupby(going_on, lambda number: tasks[number].kind):
             prompts = {n: token_ids(tasks[n], tokenizer, answered[n]) for n in numbers}
             check_prompts(kind, list(prompts.values()), config)
-            for place, (number, ids) in enumerate(prompts.items()):
+            first = [task.kind for task in tasks].index(kind)
+            for number, ids in prompts.items():
                 if len(ids) < config.longest_from(len(ids)):
                     of_task[number].append(TaskPrompt(kind, ids, turn))
                     continue
                 going_on = [other for other in going_on if other != number]
                 problem = (
-                    f"turn {turn + 1} of {kind} prompt {place} has {len(ids)} tokens, and the "
-                    f"target {config.longest_text} positions"
+                    f"turn {turn + 1} of {kind} prompt {number - first} has {len(ids)} tokens, and "
+                    f"the target {config.longest_text} positions"
                 )
                 warn(f"{problem}; it is left out")
     all_requests = [request for requests in of_task for request in requests]

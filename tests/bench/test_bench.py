@@ -348,8 +348,8 @@ def test_every_temperature_and_batch_size_has_a_table(target, tmp_path, capsys):
 
 def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, capsys):
     tasks = [
-        Task("chat", ("sum", "more", "again"), is_chat=True),
         Task("chat", ("sum " * WINDOW,), is_chat=True),
+        Task("chat", ("sum", "more", "again"), is_chat=True),
         Task("text", ("total(values)",)),
     ]
     wide = ["total " * count for count in (1, WINDOW)]
@@ -360,12 +360,12 @@ def test_prompts_and_turns_that_do_not_fit_are_left_out_and_named(target, capsys
     found = task_prompts(tasks, target, WINDOW, answer)
     warnings = capsys.readouterr().err.splitlines()
     assert [(each.kind, each.turn) for each in found] == [("chat", 0), ("chat", 1), ("text", 0)]
-    assert warnings[0].startswith("specjax: turn 1 of chat prompt 1 has ")
+    assert warnings[0].startswith("specjax: turn 1 of chat prompt 0 has ")
     assert warnings[0].endswith(f"tokens, and the target {WINDOW} positions; it is left out")
-    assert warnings[1].startswith("specjax: turn 3 of chat prompt 0 has ")
+    assert warnings[1].startswith("specjax: turn 3 of chat prompt 1 has ")
     assert warnings[2].startswith(f"specjax: 3 of 3 answers end at the target's {WINDOW} positions")
     with pytest.raises(SpecjaxError, match="no prompt leaves room for an answer: turn 1 of chat"):
-        task_prompts(tasks[1:2], target, 1, answer)
+        task_prompts(tasks[:1], target, 1, answer)
 
 
 def test_what_a_pass_reads(target):
