@@ -99,8 +99,8 @@ def batches(examples: Sequence[Example], options: DataOptions, seed: int = 0) ->
         )
     if len(useful) < len(examples):
         warn(
-            f"skipped {len(examples) - len(useful)} of {len(examples)} examples: truncation at "
-            "--longest left no assistant text"
+            f"skipped {len(examples) - len(useful)} of {len(examples)} examples: they are too "
+            "short, or truncation at --longest left no assistant text"
         )
     return (_packed if options.packing else _padded)(useful, options, seed)
 

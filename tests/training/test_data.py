@@ -110,7 +110,8 @@ def test_texts_that_teach_nothing_are_skipped_and_counted(capsys):
     assert [teaches(example) for example in (*useless, *useful)] == [False] * 3 + [True] * 2
     (batch,) = take(batches([*useless, *useful], PADDED), 1)
     assert capsys.readouterr().err == (
-        "specjax: skipped 3 of 5 examples: truncation at --longest left no assistant text\n"
+        "specjax: skipped 3 of 5 examples: they are too short, or truncation at --longest left no "
+        "assistant text\n"
     )
     assert sorted(batch["segments"].sum(axis=1)) == [0, 0, 3, 4]
     for none in (useless, []):
