@@ -134,6 +134,7 @@ class TrainHead(TargetOptions):
         head, start = self.head_to_train(target)
         frozen = FrozenModel.of(target)
         check_trainable(head, frozen)
+        drafter = self._measured_drafter(target, head)
         if self.hidden_states is not None:
             check_writable(expand_user(self.hidden_states))
         if SELF in sources:
@@ -149,7 +150,6 @@ class TrainHead(TargetOptions):
             )
         num_held_out = max(1, min(self.eval_prompts, len(conversations) // 10))
         held_out, conversations = conversations[:num_held_out], conversations[num_held_out:]
-        drafter = self._measured_drafter(target, head)
         measured = evaluation(target, drafter, held_out, batches.longest, self.eval_tokens)
         if is_distilled:
             file = out / "distilled.jsonl"
@@ -187,7 +187,8 @@ class TrainHead(TargetOptions):
         published = METHODS[method].published(target.config)
         drafter = METHODS.make(method, target.config, published, head)
         if isinstance(drafter, DepthTreeDrafter) and drafter.max_depth < drafter.num_depths:
-            return METHODS.make(method, target.config, published | {"tree": "dynamic"}, head)
+            drafter = METHODS.make(method, target.config, published | {"tree": "dynamic"}, head)
+        drafter.check(target.model, jax.eval_shape(head.initialise, jax.random.key(0)))
         return drafter
 
     @property

@@ -26,6 +26,7 @@ from tests.cli.training import SHORT, WORDS
         (["--data", "."], "Is a directory"),
         (["--target", "nope"], "'nope'"),
         (["--start", "nope"], "'nope'"),
+        (["--draft-vocab", "9"], "the head drafts only 9 tokens"),
         (["--limit", "1"], "fewer than two conversations"),
     ],
 )
