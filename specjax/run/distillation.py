@@ -271,6 +271,8 @@ def prompt_of(
     if conversation.text:
         ids = opening_ids(tokenizer, conversation.text) if so_far is None else ()
         length = min(room, max(MIN_PROMPT, round(len(ids) * OPENING_SHARE)))
+        while length > 0 and decode(tokenizer, ids[:length]).endswith(UNFINISHED):
+            length -= 1  # part of a character would be learned
         ids = ids[:length] if min(length, len(ids)) >= MIN_PROMPT else ()
         return ids if len(ids) + max_new_tokens <= target.config.longest_from(len(ids)) else ()
     turns = _next_turns(conversation, so_far)

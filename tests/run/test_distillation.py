@@ -139,6 +139,10 @@ def test_a_plain_text_keeps_its_opening(target, answer):
     opening = ids[: round(len(ids) / 4)]
     assert continued.text == decoded(target, [*opening, *plain(target, opening)])
     assert text.startswith(decoded(target, opening))
+    for count in range(1, 9):  # of characters that take several tokens
+        text = "日" * count
+        opening = prompt_of(target, Conversation(text=text), LONGEST, 12)
+        assert text.startswith(decoded(target, opening))
 
 
 # ---- The file -----------------------------------------------------------------------------------
