@@ -64,11 +64,21 @@ def read_drafts(
 ) -> DraftFeatures:
     """Computes features and labels of all tokens of the continuations, in one pass per text.
 
-    Positions count since the last mismatch ("draft") or since the prompt ("generation").
+    Positions count since the last mismatch ("draft") or since the prompt ("generation"). Tokens
+    beyond the draft's last position are left out: it drafts none there.
     """
+    # A token is drafted after a pass over its predecessor, which must have a position.
+    end = draft.model.config.longest_text + 1
+    texts = [
+        ContinuedPrompt(prompt, continuation[: max(0, end - len(prompt))])
+        for prompt, continuation in texts
+    ]
     readings = dict(_read_texts(texts, draft))
     if not readings:
-        raise SpecjaxError("the target continued no prompt; give prompts that it answers")
+        raise SpecjaxError(
+            "the target continued no prompt within the draft's positions; give shorter prompts, or "
+            "others that it answers"
+        )
     parts = []
     for number, reading in sorted(readings.items()):
         is_match = reading.choice == np.asarray(texts[number].continuation)

@@ -73,6 +73,13 @@ def test_data_equals_a_reading_prefix_by_prefix():
     assert 8 < data.is_match.sum() < 27  # both kinds were seen
 
 
+def test_nothing_is_learned_beyond_the_positions_of_the_draft():
+    model, params = tiny(seed=1, layers=1)
+    model = model.clone(config=replace(model.config, max_position_embeddings=12))
+    data = read_drafts(texts(), FrozenModel(model, params, "short"))
+    assert np.bincount(data.prompt).tolist() == [13 - 5, 13 - 9, 0, 1]
+
+
 def test_other_vocabularies_and_prompts_without_continuation_are_rejected(tmp_path):
     with pytest.raises(SpecjaxError, match="vocabulary of 24 tokens, the target one of 40"):
         other = frozen(1, vocab_size=24)
