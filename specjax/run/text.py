@@ -1,6 +1,6 @@
 """Text in, text out: the short way to try a target and a method."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,10 @@ def _with_settings(sampling: Sampling, settings: dict[str, Any], tokenizer: Any)
         )
     if "bad_words" in settings:
         words = settings["bad_words"]
-        settings["bad_words"] = token_ids(tokenizer, [words] if isinstance(words, str) else words)
+        words = [words] if isinstance(words, (str, int)) else list(words)
+        for word in words:
+            check_type("a word in bad_words", word, Iterable, "a text, or a list of token ids")
+        settings["bad_words"] = token_ids(tokenizer, words)
     return replace(sampling, **settings)
 
 

@@ -110,6 +110,7 @@ def test_the_command_line_takes_the_same_controls_and_has_log_probabilities(targ
         ([], {}, "no prompts given"),
         (PROMPT, {"temprature": 1.0}, "temprature is not an option of generate_text"),
         (PROMPT, {"stop": ""}, "stop must hold texts"),
+        (PROMPT, {"bad_words": [5, 6]}, "bad_words is of type int; pass a text, or a list"),
         (PROMPT, {"top_p": 2.0}, "`top_p` must be above 0 and at most 1"),
     ],
 )
