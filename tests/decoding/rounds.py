@@ -62,10 +62,15 @@ def rounds_of(
     return found
 
 
+def rows_of(tokens: Any, lengths: Any) -> list[list[int]]:
+    """Returns each row's first tokens."""
+    rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
+    return [row[:length] for row, length in rows]
+
+
 def texts_of(state: LoopState) -> list[list[int]]:
     """Returns the committed text of each row."""
-    rows = zip(state.tokens, state.length, strict=True)
-    return [tokens[:length].tolist() for tokens, length in rows]
+    return rows_of(state.tokens, state.length)
 
 
 def some_path(tree, logits, draw, root_slot, max_depth) -> Verification:

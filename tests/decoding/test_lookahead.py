@@ -3,7 +3,7 @@
 Golden traces show the published window.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -15,7 +15,7 @@ from specjax.decoding import Engine, Params
 from specjax.decoding.drafters.lookahead import EMPTY, Lookahead, insert, insert_text
 from specjax.decoding.state import LoopState
 from tests.decoding.contract import KEY, assert_params_rejected
-from tests.decoding.rounds import proposals, rounds_of, texts_of
+from tests.decoding.rounds import proposals, rounds_of, rows_of, texts_of
 from tests.decoding.tiny import BATCH, plain_pass, prompt, target
 
 SMALL = Lookahead(ngram_length=4, window_length=3, num_guesses=2)
@@ -39,39 +39,6 @@ def buckets(pool: np.ndarray) -> dict[int, list[tuple[int, ...]]]:
     return held
 
 
-# ---- the window --------------------------------------------------------------------------------
-
-
-@dataclass
-class Published:
-    """The published algorithm for one text, by plain passes. Level 0 lacks column 0, the root."""
-
-    drafter: Lookahead
-    levels: list[list[int]]  # those that are filled
-    pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
-
-    def texts(self, text: list[int]) -> list[list[int]]:
-        """Returns the text that each column of the newest level guesses."""
-        top = len(self.levels) - 1
-        columns = range(1, len(self.levels[0]) + 1) if top == 0 else range(len(self.levels[top]))
-        ahead = lambda column: [level[column] for level in self.levels[1:]]  # noqa: E731
-        return [text + self.levels[0][:column] + ahead(column) for column in columns]
-
-    def learn(self, root: int, newest: list[int]):
-        """Takes what the target says after each of the `texts`."""
-        top = len(self.levels) - 1
-        if top == 0:
-            self.levels = [self.levels[0][1:], newest]
-        elif top < self.drafter.num_levels:
-            self.levels = [level[1:] for level in [*self.levels, newest]]
-        else:
-            first = [root, *self.levels[0]]
-            for column in range(self.drafter.window_length):
-                ngram = [level[column] for level in self.levels[1:]] + [newest[column]]
-                remember(self.pool, first[column], tuple(ngram), self.drafter.num_guesses)
-            self.levels = [self.levels[1][1:], *self.levels[2:], newest]
-
-
 def remember(pool: dict, first: int, rest: tuple[int, ...], limit: int):
     """One insertion: newest first, no repeats, and the oldest falls out."""
     bucket = [entry for entry in pool.get(first, []) if entry != rest]
@@ -81,7 +48,7 @@ def remember(pool: dict, first: int, rest: tuple[int, ...], limit: int):
 def said_after(texts: list[list[int]]) -> list[int]:
     """The target's most likely token after each text."""
     model, params = target()
-    tokens = np.zeros((16, 128), np.int32)
+    tokens = np.zeros((len(texts), 128), np.int32)
     for number, text in enumerate(texts):
         tokens[number, : len(text)] = text
     said = np.asarray(plain_pass(params, tokens, model)[0].logits).argmax(axis=-1)
@@ -90,29 +57,28 @@ def said_after(texts: list[list[int]]) -> list[int]:
 
 @pytest.mark.slow
 def test_the_narrowest_window_and_its_pool_go_on_as_published():
+    """One column: while levels are missing, it stands that many tokens of level 0 further right."""
     drafter = replace(NARROW, pool_from_prompt=False)
     model, params = target()
     played = rounds_of(Engine(model, drafter, max_new_tokens=80), Params(params))
-    ahead = played[0].before.drafter.ahead
-    expected = [Published(drafter, [ahead[row].tolist()]) for row in range(BATCH)]
+    pools, num_levels = [{} for _ in range(BATCH)], drafter.num_levels
     for number, (before, *_, after) in enumerate(played[:14]):
-        found, filled = after.drafter, min(number + 1, drafter.num_levels)
-        np.testing.assert_array_equal(found.filled, [filled] * BATCH)  # one level per round
-        lag = drafter.num_levels - filled
-        for row, (published, text) in enumerate(zip(expected, texts_of(before), strict=True)):
-            published.learn(text[-1], said_after(published.texts(text)))
-            level_0 = found.ahead[row, : drafter.window_length - 1 + lag].tolist()
-            assert level_0 == published.levels[0]
-            assert found.levels[row, :filled].tolist() == [
-                level[lag : lag + drafter.window_length] for level in published.levels[1:]
-            ]
-            assert len(published.levels) == filled + 1
-            assert buckets(found.pool[row]) == published.pool
+        state, found, filled = before.drafter, after.drafter, min(number, num_levels)
+        np.testing.assert_array_equal(found.filled, [min(number + 1, num_levels)] * BATCH)
+        ahead = state.ahead[:, : num_levels - filled].tolist()
+        levels = state.levels[:, :filled, 0].tolist()
+        texts = texts_of(before)
+        guessed = [[*text, *a, *b] for text, a, b in zip(texts, ahead, levels, strict=True)]
+        for row, token in enumerate(said_after(guessed)):
+            if filled == num_levels:
+                ngram = (*levels[row], token)
+                remember(pools[row], texts[row][-1], ngram, drafter.num_guesses)
+            expected = [*levels[row][filled == num_levels :], token]
+            assert found.levels[row, : len(expected), 0].tolist() == expected
+            assert found.ahead[row, : len(ahead[row][1:])].tolist() == ahead[row][1:]
+            assert buckets(found.pool[row]) == pools[row]
     assert (after.stats.accepted_lengths[:, 2:].sum() > 0).any(), "no draft was accepted"
-    assert all(published.pool for published in expected)
-
-
-# ---- the pool ----------------------------------------------------------------------------------
+    assert all(pools)
 
 
 @pytest.mark.parametrize("num_guesses", [1, 3])
@@ -171,9 +137,6 @@ def test_pool_starts_empty_or_with_the_prompt():
         assert buckets(state.drafter.pool[row]) == expected
 
 
-# ---- what is drafted ---------------------------------------------------------------------------
-
-
 def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     state = start(SMALL)
     guesses = np.array([[[3, 4, 5], [3, 4, 6]], [[1, 2, 3], [2, 2, 2]], [[7, 8, 9], [EMPTY] * 3]])
@@ -183,15 +146,10 @@ def test_the_roots_ngrams_are_drafted_newest_first_on_shared_rows():
     state = replace(state, drafter=replace(state.drafter, pool=jnp.asarray(pool)))
     engine, params = Engine(target()[0], SMALL, max_new_tokens=8), Params(target()[1])
     [tree] = proposals(engine, params, [state])
-    drafted = [
-        row[1 : valid.sum()].tolist() for row, valid in zip(tree.tokens, tree.valid, strict=True)
-    ]
+    drafted = [row[1:] for row in rows_of(tree.tokens, tree.valid.sum(axis=1))]
     assert drafted == [[3, 4, 5, 6], [1, 2, 3, 2, 2, 2], [7, 8, 9]]
     assert tree.parents[0, :5].tolist() == [-1, 0, 1, 2, 2]
     assert tree.depth[1, :7].tolist() == [0, 1, 2, 3, 1, 2, 3]
-
-
-# ---- settings ----------------------------------------------------------------------------------
 
 
 def test_defaults_are_those_published_for_7b_models():
