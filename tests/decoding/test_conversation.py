@@ -72,18 +72,18 @@ def test_keys_that_depend_on_the_length_of_the_prompt_are_not_kept():
     assert len(pass_widths()) == 1 and PASSES[0][0, :60].tolist() == asked
 
 
-def test_a_state_without_hidden_states_is_rejected():
+def test_a_state_without_hidden_states_or_of_another_batch_is_rejected():
     model, params = target()
-    engine = Engine(model, PromptLookupPlus(8, layer=2), max_new_tokens=4)
     given, asked = Params(params), from_ids([ids(9, 0)])
-    state = engine.prefill(given, asked, KEY)
-    with pytest.raises(SpecjaxError, match="the state comes from prefill"):
-        engine.resume(given, state, asked, KEY)
-
-
-def test_a_state_of_another_batch_is_rejected():
-    model, params = target()
-    engine, given = Engine(model, PromptLookup(), max_new_tokens=4), Params(params)
-    state = engine.prefill(given, from_ids([ids(9, 0)]), KEY)
-    with pytest.raises(SpecjaxError, match=r"the state holds 1 sequence\(s\), the prompt 2"):
-        engine.resume(given, state, from_ids([ids(9, 0)] * 2), KEY)
+    for drafter, later, message in (
+        (PromptLookupPlus(8, layer=2), asked, "the state comes from prefill"),
+        (
+            PromptLookup(),
+            from_ids([ids(9, 0)] * 2),
+            r"the state holds 1 sequence\(s\), the prompt 2",
+        ),
+    ):
+        engine = Engine(model, drafter, max_new_tokens=4)
+        state = engine.prefill(given, asked, KEY)
+        with pytest.raises(SpecjaxError, match=message):
+            engine.resume(given, state, later, KEY)

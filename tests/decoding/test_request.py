@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import (
-    Params,
-    Prompt,
-    Sampling,
-    reference_generate,
-    speculative_generate,
-    stream,
-)
+from specjax.decoding import Params, Prompt, Sampling, reference_generate
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
+from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import encode, from_ids
 from specjax.decoding.request import end_tokens
 from tests.decoding.tiny import prompt, target
@@ -27,15 +21,8 @@ from tests.decoding.tiny import prompt, target
 def request(**changes):
     """A good request with `changes`."""
     model, params = target()
-    good = {
-        "params": Params(params),
-        "prompt": prompt(1),
-        "key": jax.random.key(0),
-        "target": model,
-        "drafter": PromptLookup(),
-        "max_new_tokens": 4,
-    }
-    return good | changes
+    good = {"params": Params(params), "prompt": prompt(1), "key": jax.random.key(0)}
+    return good | {"target": model, "drafter": PromptLookup(), "max_new_tokens": 4} | changes
 
 
 def assert_rejected(message: str, run, **given):
@@ -94,43 +81,28 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_an_invalid_request_is_rejected_before_compilation(case):
     changes, message = BAD[case]
-    assert_rejected(message, speculative_generate, **request(**changes))
-
-
-def test_streaming_rejects_the_same():
-    changes, message = BAD["other layers"]
-    assert_rejected(message, lambda **given: next(stream(**given)), **request(**changes))
-
-
-@pytest.mark.parametrize("case", ["too long", "no params"])
-def test_the_reference_rejects_requests_that_do_not_fit_the_target(case):
-    changes, message = BAD[case]
-    assert_rejected(message, reference_generate, **of_reference(**changes))
+    given = request(**changes)
+    assert_rejected(message, speculative_generate, **given)
+    assert_rejected(message, lambda **given: next(stream(**given)), **given)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        BAD["too long"],
+        BAD["no params"],
         ({"key": jax.random.split(jax.random.key(0), 3)}, "not one for each of 1 sequence(s)"),
         ({"sampling": Sampling(logit_bias={40: 1.0})}, "logit_bias holds token id 40"),
         ({"processor_params": (1,)}, "1 entries for 0 processors"),
     ],
 )
 def test_the_reference_rejects_what_the_methods_reject(changes, message):
-    assert_rejected(message, reference_generate, **of_reference(**changes))
-
-
-def of_reference(**changes):
     given = request(**changes)
     del given["drafter"]
-    return given | {"params": given["params"].target}
+    assert_rejected(message, reference_generate, **given | {"params": given["params"].target})
 
 
-# ---- Prompts -----------------------------------------------------------------------------------
-
-
-def tokenizer(text: str) -> dict:
-    return {"input_ids": [1, *map(len, text.split())]}
+ENCODE = partial(encode, lambda text: {"input_ids": [1, *map(len, text.split())]})
 
 
 @pytest.mark.parametrize(
@@ -139,21 +111,18 @@ def tokenizer(text: str) -> dict:
         (from_ids, [], "no prompts given"),
         (from_ids, [[1, 2], []], "prompt 1 is empty; give at least 2 tokens"),
         (from_ids, [[1, -(2**63)]], "prompt 0 holds -9223372036854775808, beyond any vocabulary"),
-        (partial(encode, tokenizer), "a text", "takes a list of texts; wrap the single text in"),
-        (partial(encode, tokenizer), ["a text", ""], "prompt 1 is empty; write some text"),
-        (partial(encode, tokenizer), [], "no prompts given"),
+        (ENCODE, "a text", "takes a list of texts; wrap the single text in"),
+        (ENCODE, ["a text", ""], "prompt 1 is empty; write some text"),
+        (ENCODE, [], "no prompts given"),
     ],
 )
 def test_values_that_are_not_prompts_are_rejected(run, given, message):
     assert_rejected(message, lambda: run(given))
 
 
-# ---- Limits and traced values --------------------------------------------------------------------
-
-
 def test_a_request_at_the_limit_passes():
-    given = request(prompt=from_ids([[39] * 500, [39] * 2], bucket=8), max_new_tokens=12)
-    given["drafter"] = PromptLookupPlus(layer=2)
+    longest, drafter = of_length(500, 2, token=39), PromptLookupPlus(layer=2)
+    given = request(prompt=longest, max_new_tokens=12, drafter=drafter)
     made = jax.eval_shape(lambda: speculative_generate(**given))
     assert made.tokens.shape == (2, 12)
 
@@ -193,7 +162,5 @@ def test_a_tree_larger_than_num_nodes_is_rejected():
     class TooLarge(PromptLookup):
         num_nodes = 2
 
-    model, params = target()
-    settings = {"target": model, "drafter": TooLarge()}
-    with pytest.raises(SpecjaxError, match="drafted a tree of 11 nodes, but its num_nodes is 2;"):
-        speculative_generate(Params(params), prompt(), jax.random.key(0), **settings)
+    message = "drafted a tree of 11 nodes, but its num_nodes is 2;"
+    assert_rejected(message, speculative_generate, **request(drafter=TooLarge()))
