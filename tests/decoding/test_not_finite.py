@@ -10,23 +10,26 @@ import pytest
 
 import specjax
 from specjax.core.errors import SpecjaxError
+from specjax.decoding import Processor, Sampling
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.processors import Processor
-from specjax.decoding.sampling import Sampling
 from tests.decoding.tiny import Oracle, prompt, target
 
 POISONED = 7  # a token whose embedding is damaged
 NEW_TOKENS = 32
 
 
-def generate(value: float, sampling: Sampling, run=specjax.speculative_generate):
+def poisoned(value: float):
     model, params = target(layers=1)
-    table = params["embed_tokens"]["weight"]
-    params = params | {"embed_tokens": {"weight": table.at[POISONED].set(value)}}
-    key = jax.random.key(2)
-    make = partial(run, target=model, drafter=PromptLookup(num_tokens=4), sampling=sampling)
-    return make(specjax.Params(params), prompt(3), key, max_new_tokens=NEW_TOKENS)
+    table = params["embed_tokens"]["weight"].at[POISONED].set(value)
+    return model, params | {"embed_tokens": {"weight": table}}
+
+
+def generate(value: float, sampling: Sampling, run=specjax.speculative_generate):
+    model, params = poisoned(value)
+    settings = {"sampling": sampling, "max_new_tokens": NEW_TOKENS}
+    drafter, request = PromptLookup(num_tokens=4), specjax.Params(params)
+    return run(request, prompt(3), jax.random.key(2), target=model, drafter=drafter, **settings)
 
 
 @pytest.mark.parametrize(
@@ -76,20 +79,17 @@ def test_a_draft_beyond_the_end_changes_nothing(temperature):
     tokens = plain.tokens[0, :4].tolist()
     assert plain.length == 4 and not plain.is_finite
     # The draft goes on with zeros, of which `argmax` takes the first where all are banned.
-    text = np.zeros((1, start + 12), np.int32)
-    text[0, : start + 4] = [*given.tokens[0, :start].tolist(), *tokens]
-    drafted = partial(run, specjax.Params(params, jnp.asarray(text)), given, key)
+    text = jnp.asarray([[*given.tokens[0, :start].tolist(), *tokens, *[0] * 8]])
+    drafted = partial(run, specjax.Params(params, text), given, key, drafter=Oracle(max_depth=6))
     for new, eos, is_finite in ((12, None, False), (4, None, True), (12, tokens[3], True)):
-        out = drafted(drafter=Oracle(max_depth=6), max_new_tokens=new, eos=eos)
+        out = drafted(max_new_tokens=new, eos=eos)
         assert out.tokens[0, : int(out.length[0])].tolist() == tokens
         assert bool(out.is_finite[0]) == is_finite
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 def test_a_rejected_node_that_is_not_finite_changes_nothing(value):
-    model, params = target(layers=1)
-    table = params["embed_tokens"]["weight"]
-    params = params | {"embed_tokens": {"weight": table.at[POISONED].set(value)}}
+    model, params = poisoned(value)
     given = specjax.from_ids([[1, 4, 2, 4, 2, 9]])
     run = partial(specjax.speculative_generate, target=model, max_new_tokens=12)
     plain = run(specjax.Params(params), given, jax.random.key(0), drafter=Autoregressive())
