@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from specjax.core.settings import SettingError
-from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Start
+from specjax.decoding import Context, Drafter, DraftTree, Draw, Outcome, Params, Prompt, Sampling
+from specjax.decoding.drafter import Start
 from specjax.decoding.drafters.prompt_lookup import EMPTY, PromptLookup
-from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, Verification, chain
+from specjax.decoding.sampling import sequence_keys
+from specjax.decoding.tree import Verification, chain
 from specjax.models.target import ModelOutput
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.tiny import target
 
 MODEL = target()[0]
 TEXTS, SLOTS, WIDTH = 600, 26, 4  # texts of at most SLOTS tokens, with states of size WIDTH
-
-
-# ---- Shared with the tests of PLD+ -------------------------------------------------------------
 
 
 @cache
@@ -47,15 +44,6 @@ def propose(drafter: Drafter, tokens, length, hidden=None, **known) -> DraftTree
     return drafter.propose(MODEL, params, state, Context(tokens, length), draw)[0].tree
 
 
-def drafts(tree: DraftTree) -> list[list[int]]:
-    """The drafted tokens of each row."""
-    assert tree.is_chain
-    counts = np.asarray(tree.valid).sum(axis=1)
-    np.testing.assert_array_equal(tree.valid, np.arange(tree.num_nodes) < counts[:, None])
-    rows = zip(np.asarray(tree.tokens), counts, strict=True)
-    return [row[1:count].tolist() for row, count in rows]
-
-
 def assert_drafts(drafter: Drafter, reading, hidden=None, **known) -> list[list[int]]:
     """The drafter must draft what `reading(text, states, *known)` says, in each random text."""
     tokens, length = texts()
@@ -63,19 +51,18 @@ def assert_drafts(drafter: Drafter, reading, hidden=None, **known) -> list[list[
     known = {name: jnp.asarray(value) for name, value in known.items()}
     tree = propose(drafter, jnp.asarray(tokens), jnp.asarray(length), given, **known)
     tree = jax.device_get(tree)
-    assert tree.num_nodes == drafter.num_nodes == drafter.max_depth + 1
+    assert tree.is_chain and tree.num_nodes == drafter.num_nodes == drafter.max_depth + 1
+    counts = tree.valid.sum(axis=1)
+    np.testing.assert_array_equal(tree.valid, np.arange(tree.num_nodes) < counts[:, None])
     expected = []
     for row in range(TEXTS):
         text = tokens[row, : length[row]].tolist()
         assert tree.tokens[row, 0] == text[-1]
         states = None if hidden is None else hidden[row]
         expected.append(reading(text, states, *(value[row] for value in known.values())))
-    assert drafts(tree) == expected
+        assert tree.tokens[row, 1 : counts[row]].tolist() == expected[-1]
     assert 20 < sum(draft == [] for draft in expected) < TEXTS - 20
     return expected
-
-
-# ---- PLD ---------------------------------------------------------------------------------------
 
 
 def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None) -> list[int]:
@@ -92,32 +79,25 @@ def one_with_a_continuation(drafter: PromptLookup, text: list[int], states=None)
 
 
 @pytest.mark.parametrize(
-    "settings", [(10, 3, 1), (2, 4, 2), (6, 5, 3, True), (7, 30, 1, True, "last")]
+    "drafter",
+    [
+        PromptLookup(2, 4, 2),
+        PromptLookup(6, 5, 3, True),
+        PromptLookup(7, 30, 1, True, "last"),
+        PromptLookup(2, 8, 1, True, max_tokens=4),  # longer chains after a long match
+    ],
 )
-def test_pld_drafts_one_occurrence_of_the_longest_ngram(settings):
-    """The first is the published search, which golden traces show too."""
-    drafter = PromptLookup(*settings)
-    assert_drafts(drafter, partial(one_with_a_continuation, drafter))
-
-
-def test_chains_are_longer_after_a_long_match():
-    drafter = PromptLookup(2, 8, 1, True, max_tokens=4)
+def test_pld_drafts_one_occurrence_of_the_longest_ngram(drafter):
+    """Golden traces show the published search."""
     expected = assert_drafts(drafter, partial(one_with_a_continuation, drafter))
-    assert {2, 4} < {*map(len, expected)}
+    assert drafter.max_tokens == 0 or {2, 4} < {*map(len, expected)}
 
 
-def test_pld_defaults_are_those_published():
+def test_pld_has_the_published_defaults_and_rejects_an_empty_range_of_ngrams():
     assert PromptLookup() == PromptLookup(10, 3, 1, False)
-    assert PromptLookup().num_probes == 0
-
-
-def test_pld_rejects_an_empty_range_of_ngrams():
     with pytest.raises(SettingError) as error:
         PromptLookup(max_ngram=2, min_ngram=3)
     assert error.value.field == "min_ngram"
-
-
-# ---- Guesses -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("allow_shorter", [False, True])
