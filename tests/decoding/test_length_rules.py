@@ -12,15 +12,8 @@ from recipes.papers.lengths import AnyThreshold
 from recipes.papers.oracle import Oracle
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
-from specjax.decoding.drafters.length_rules import (
-    Confidence,
-    Disco,
-    Fixed,
-    Heuristic,
-    LastDrafted,
-    LengthRule,
-    ThresholdRule,
-)
+from specjax.decoding.drafters import length_rules
+from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.models.heads.length_classifier import LengthClassifier
 from tests.decoding.contract import assert_rejects_values_out_of_bounds
 
@@ -34,7 +27,7 @@ def classifier(seed: int = 0, hidden_size: int = 6) -> dict[str, Any]:
 
 
 def wants_more(
-    rule: LengthRule,
+    rule: length_rules.LengthRule,
     params: Any,  # of this row
     state: Any,  # of this row
     probs: np.ndarray,
@@ -89,7 +82,7 @@ def test_rules_decide_as_a_plain_reading_does(name):
     probs = numbers.dirichlet([0.5] * VOCAB, TEXTS).astype(np.float32)
     tokens = numbers.integers(0, VOCAB, TEXTS)
     places = numbers.integers(in_draft, 40, TEXTS), numbers.integers(0, SLOTS + 4, TEXTS)
-    params, row_params = None, lambda row: None
+    params, row_params = None, lambda row: params
     if name == "oracle":
         texts = numbers.integers(0, VOCAB, (TEXTS, SLOTS))
         at = np.minimum(places[1], SLOTS - 1)
@@ -97,20 +90,17 @@ def test_rules_decide_as_a_plain_reading_does(name):
         params, row_params = jnp.asarray(texts), lambda row: texts[row]
     elif "disco" in name:
         params = classifier()
-        row_params = lambda row: params  # noqa: E731
         place = np.full(TEXTS, in_draft) if rule.position == "draft" else places[0]
         said = [confidence(params, probs[row], place[row]) for row in range(TEXTS)]
         rule = replace(rule, threshold=float(np.median(said)) + 1e-4)
     rule.check(params)
-    last = LastDrafted(*map(jnp.asarray, (probs, tokens, in_draft, *places)))
-    found = np.asarray(
-        rule.draft_another(params, None if state is None else jnp.asarray(state), last)
-    )
-    of_row = lambda row: (row_params(row), None if state is None else state[row])  # noqa: E731
-    of_text = zip(probs, tokens, [in_draft] * TEXTS, *places, strict=True)
-    expected = [wants_more(rule, *of_row(row), *each) for row, each in enumerate(of_text)]
+    last = length_rules.LastDrafted(*map(jnp.asarray, (probs, tokens, in_draft, *places)))
+    found = rule.draft_another(params, None if state is None else jnp.asarray(state), last)
+    states = [None] * TEXTS if state is None else state
+    of_text = zip(states, probs, tokens, [in_draft] * TEXTS, *places, strict=True)
+    expected = [wants_more(rule, row_params(row), *each) for row, each in enumerate(of_text)]
     np.testing.assert_array_equal(found, expected)
-    if isinstance(rule, ThresholdRule):
+    if isinstance(rule, length_rules.ThresholdRule):
         given = {"threshold": jnp.float32(rule.threshold), "rule": params}
         again = AnyThreshold(replace(rule, threshold=0.5)).draft_another(given, state, last)
         np.testing.assert_array_equal(again, expected)

@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from specjax.decoding.drafter import Drafter, Probe, Proposal
+from specjax.decoding import Drafter, DraftTree, Draw, Probe, Proposal, Sampling, merge_paths
 from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
-from specjax.decoding.tree import DraftTree, merge_paths
-from specjax.decoding.widths import (
-    compiled_widths,
-    if_in_place,
-    query_rows,
-    verify_pass,
-)
+from specjax.decoding.sampling import sequence_keys
+from specjax.decoding.widths import compiled_widths, if_in_place, query_rows, verify_pass
 from specjax.models.cache import KVCache
 from specjax.models.prefill import prefill
 from specjax.models.target import Taps
@@ -35,6 +29,7 @@ VOCAB, DEPTH, NODES = 6, 5, 16
 PROBES = 5  # two runs of text: 3 rows and 2 rows
 FILLED = 27  # rows of a filled pass
 RUNS = np.array([0, 0, 0, 1, 1])
+assert_close = partial(np.testing.assert_allclose, atol=1e-4)
 
 
 @dataclass(frozen=True)
@@ -80,15 +75,10 @@ def on_device(tree: DraftTree) -> DraftTree:
 
 def random_probe(seed: int, num_nodes: int) -> Probe:
     numbers = np.random.default_rng(seed)
-    return Probe(
-        tokens=jnp.asarray(numbers.integers(0, VOCAB, (BATCH, PROBES))),
-        offset=jnp.asarray(numbers.integers(1, 9, (BATCH, PROBES))),
-        anchor=jnp.asarray(numbers.integers(0, num_nodes, (BATCH, PROBES))),
-        visible=jnp.asarray(numbers.random((BATCH, PROBES, PROBES)) < 0.5),
-    )
-
-
-# ---- verify_pass ---------------------------------------------------------------------------------
+    limits = (0, VOCAB), (1, 9), (0, num_nodes)  # of tokens, offsets and anchors
+    arrays = [numbers.integers(*limit, (BATCH, PROBES)) for limit in limits]
+    visible = numbers.random((BATCH, PROBES, PROBES)) < 0.5
+    return Probe(*map(jnp.asarray, (*arrays, visible)))
 
 
 @cache
@@ -97,9 +87,8 @@ def start() -> KVCache:
     model, params = target(VOCAB)
     given = prompt(BATCH, VOCAB)
     cache = KVCache.create(model.config, BATCH, 32 + FILLED)
-    _, cache = jax.jit(prefill, static_argnums=(4, 5))(
-        params, given.tokens, given.length - 1, cache, model, Taps()
-    )
+    run = jax.jit(prefill, static_argnums=(4, 5))
+    _, cache = run(params, given.tokens, given.length - 1, cache, model, Taps())
     return replace(cache, length=given.length - 1)
 
 
@@ -151,7 +140,7 @@ def test_nodes_and_probes_get_the_logits_of_their_text_alone():
     expected = np.asarray(plain_pass(params, padded, model)[0].logits)
     expected = expected[np.arange(len(texts)), [len(text) - 1 for text in texts]]
     expected = expected.reshape(BATCH, NODES + PROBES, VOCAB)
-    np.testing.assert_allclose(output.logits, expected, atol=1e-4)
+    assert_close(output.logits, expected)
 
 
 def test_the_padding_of_a_pass_changes_nothing():
@@ -181,10 +170,8 @@ def kept_apart(program: str) -> str:
     lines = program.splitlines()
     first, last = (at for at, line in enumerate(lines) if "optimization_barrier" in line)
     numbers: dict[str, str] = {}
-    calls_alike = re.sub(r"(@\w+?)_\d+\b", r"\1", "\n".join(lines[first:last]))
-    return re.sub(
-        r"%\w+", lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), calls_alike
-    )
+    between = re.sub(r"(@\w+?)_\d+\b", r"\1", "\n".join(lines[first:last]))
+    return re.sub(r"%\w+", lambda name: numbers.setdefault(name[0], f"%{len(numbers)}"), between)
 
 
 def products_in(program: str) -> list[str]:
@@ -215,13 +202,9 @@ def test_passes_that_compute_no_padding_have_few_widths(monkeypatch):
     monkeypatch.setattr("specjax.decoding.widths.has_native_layers", lambda *_: True)
     assert compiled_widths(Reader(), *target()) == [1, 8, NODES], "a probe is behind the padding"
     monkeypatch.setattr(Reader, "num_probes", 0)
-    for drafter, nodes, widths in (
-        (None, 16, [1, 16]),
-        (None, 71, [1, 8, 71]),
-        ((1, 5), 9, [1, 9]),
-    ):
+    for own, nodes, widths in ((None, 16, [1, 16]), (None, 71, [1, 8, 71]), ((1, 5), 9, [1, 9])):
         monkeypatch.setattr(Reader, "num_nodes", nodes)
-        assert compiled_widths(Reader(drafter), *target()) == widths
+        assert compiled_widths(Reader(own), *target()) == widths
 
 
 def test_a_pass_reaches_to_the_last_valid_node():
@@ -246,24 +229,22 @@ def test_a_narrow_pass_equals_a_wide_one(most, width):
     if most >= 8:
         assert found.num_accepted[0] == DEPTH, "the true path is among the first 8 nodes"
     shortest = int(start().length.min())
-    outputs = [
-        (narrow.logits, wide.logits),
-        (narrow.hidden, wide.hidden),
-        (np.moveaxis(narrow.attention, 2, 1), np.moveaxis(wide.attention, 2, 1)),
-    ]
-    for name, (some, every) in zip(("logits", "hidden", "attention"), outputs, strict=True):
+    for name in ("logits", "hidden", "attention"):
+        some, every = getattr(narrow, name), getattr(wide, name)
+        if name == "attention":
+            some, every = np.moveaxis(some, 2, 1), np.moveaxis(every, 2, 1)
         assert some.shape == every.shape
         assert not some[:, width:NODES].any(), "rows beyond the width hold zeros"
         if name == "attention":  # over slots: the probe's lie behind fewer nodes
             some, every = some[..., :shortest], every[..., :shortest]
-        np.testing.assert_allclose(some[:, NODES:], every[:, NODES:], atol=1e-4)
+        assert_close(some[:, NODES:], every[:, NODES:])
         for row, count in enumerate(counts):
-            np.testing.assert_allclose(some[row, :count], every[row, :count], atol=1e-4)
+            assert_close(some[row, :count], every[row, :count])
     np.testing.assert_array_equal(narrow_cache.length, wide_cache.length)
     for row, count in enumerate(counts):
         slots = slice(0, int(start().length[row]) + count)
         for some, every in zip(narrow_cache.keys, wide_cache.keys, strict=True):
-            np.testing.assert_allclose(some[row, :, slots], every[row, :, slots], atol=1e-4)
+            assert_close(some[row, :, slots], every[row, :, slots])
 
 
 def test_a_tree_may_be_smaller_than_its_drafter_says():
