@@ -17,14 +17,9 @@ from scipy.stats import chisquare
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
-from specjax.decoding import reference
-from specjax.decoding.drafter import Drafter, Params
-from specjax.decoding.engine import Engine
+from specjax.decoding import Drafter, Engine, Generation, Params, Prompt, Sampling, reference
 from specjax.decoding.generate import speculative_generate, stream
-from specjax.decoding.prompt import Prompt
 from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling
-from specjax.decoding.state import Generation
 from tests.decoding.tiny import BATCH, plain_pass, prompt, target
 from tests.rejected import rejected_values
 
@@ -34,6 +29,28 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.
 # Sampling, batch, and whether EOS ends the sequences: each is one program to compile.
 SAMPLED, ALONE = ("sampled", 3, True), ("greedy", 1, False)
 CASES = (SAMPLED, ALONE)
+
+
+def generate(
+    drafter: Drafter,
+    known: Any = None,
+    given: Prompt | None = None,
+    key: jax.Array = KEY,
+    *,
+    arrays: tuple[Any, ...] = (),
+    values: Any = None,
+    layers: int = 2,
+    run: Callable[..., Generation] = speculative_generate,
+    **settings: Any,
+) -> Generation:
+    """Generates with a tiny target, by default for the ragged batch; returns NumPy arrays.
+
+    `known` are the drafter's params, `arrays` those of processors, `values` those per sequence.
+    """
+    model, weights = target(layers=layers)
+    params = Params(weights, known, arrays, values)
+    out = run(params, given or prompt(), key, target=model, drafter=drafter, **settings)
+    return jax.device_get(out)
 
 
 # ---- The same tokens ---------------------------------------------------------------------------
@@ -72,10 +89,10 @@ def whole_texts(sampling: str, batch: int) -> jax.Array:
     return continued(truth(sampling, batch), [NEW_TOKENS] * batch)
 
 
-def continued(tokens: np.ndarray, lengths: Sequence[int]) -> jax.Array:
+def continued(tokens: np.ndarray, lengths: Sequence[int], given: Prompt | None = None) -> jax.Array:
     """The prompts, that many of the tokens behind each, and then -1."""
     batch, new_tokens = tokens.shape
-    given = prompt(batch)
+    given = given or prompt(batch)
     texts = np.full((batch, int(given.length.max()) + new_tokens), -1, np.int32)
     for row, (start, length) in enumerate(zip(given.length.tolist(), lengths, strict=True)):
         texts[row, :start] = given.tokens[row, :start]
@@ -85,42 +102,28 @@ def continued(tokens: np.ndarray, lengths: Sequence[int]) -> jax.Array:
 
 def assert_lossless(
     drafter: Drafter,
-    drafter_params: Any | Callable[[str, int], Any] = None,
+    known: Any | Callable[[str, int], Any] = None,
     *,
     new_tokens: int = NEW_TOKENS,
-    cases: tuple[tuple[str, int, bool], ...] = (SAMPLED,),
-) -> dict[tuple[str, int], Generation]:
+    case: tuple[str, int, bool] = SAMPLED,
+) -> Generation:
     """Asserts that the tiny target generates the same tokens with this drafter as without.
 
     One sequence is generated in one call, a batch is streamed, and the counts must add up. Params
-    that depend on the text are a function of sampling and batch.
-
-    Returns:
-        What was generated, by sampling and batch.
+    that depend on the text are a function of sampling and batch. Returns what was generated.
     """
-    model, params = target()
-    found = {}
-    for sampling, batch, ends in cases:
-        expected = truth(sampling, batch)[:, :new_tokens]
-        eos = (end_token(expected),) if ends else ()
-        known = drafter_params(sampling, batch) if callable(drafter_params) else drafter_params
-        generate = speculative_generate if batch == 1 else _streamed
-        out = generate(
-            Params(params, known),
-            prompt(batch),
-            KEY,
-            target=model,
-            drafter=drafter,
-            sampling=SAMPLINGS[sampling],
-            max_new_tokens=new_tokens,
-            eos=eos,
-        )
-        found[sampling, batch] = out = jax.device_get(out)
-        tokens, length = cut_at(expected, eos)
-        np.testing.assert_array_equal(out.tokens, tokens)
-        np.testing.assert_array_equal(out.length, length)
-        assert_counts_add_up(out)
-    return found
+    sampling, batch, ends = case
+    expected = truth(sampling, batch)[:, :new_tokens]
+    eos = (end_token(expected),) if ends else ()
+    tokens, length = cut_at(expected, eos)
+    known = known(sampling, batch) if callable(known) else known
+    settings = {"sampling": SAMPLINGS[sampling], "max_new_tokens": new_tokens, "eos": eos}
+    run = speculative_generate if batch == 1 else _streamed
+    out = generate(drafter, known, prompt(batch), run=run, **settings)
+    np.testing.assert_array_equal(out.tokens, tokens)
+    np.testing.assert_array_equal(out.length, length)
+    assert_counts_add_up(out)
+    return out
 
 
 def _streamed(*given: Any, **settings: Any) -> Generation:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
+from specjax.decoding import Engine, Prompt, stream
 from specjax.decoding.continuous import Batch
 from specjax.decoding.drafter import Context, Drafter, Outcome, Params, Proposal, Start
 from specjax.decoding.drafters import auto
@@ -18,9 +18,6 @@ from specjax.decoding.drafters.autoregressive import Autoregressive
 from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.engine import Engine
-from specjax.decoding.generate import speculative_generate, stream
-from specjax.decoding.prompt import Prompt
 from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.tree import Verification, chain
 from specjax.decoding.widths import compiled_widths
@@ -56,7 +53,6 @@ def text(kind: str, seed: int) -> np.ndarray:
     return found
 
 
-@cache
 def writer(break_even: float, is_gated: bool) -> Callable[[jax.Array], jax.Array]:
     """A program: the steps of plain decoding that writing a text takes."""
     gate, params = Auto(LOOKUP, break_even if is_gated else -1.0), Params(None)
@@ -91,20 +87,14 @@ def writer(break_even: float, is_gated: bool) -> Callable[[jax.Array], jax.Array
     return write
 
 
-@cache
-def steps(kind: str, break_even: float, is_gated: bool) -> np.ndarray:
-    """The steps that writing four texts takes."""
-    write = writer(break_even, is_gated)
-    padded = [np.pad(text(kind, seed), (0, 16), constant_values=-1)[None] for seed in range(4)]
-    return np.array([write(jnp.asarray(each)) for each in padded])
-
-
 @pytest.mark.parametrize("break_even", slow_except((0.6, 2.5), 0.6))
 def test_it_is_never_far_below_plain_decoding_and_nearly_as_fast_as_without_a_gate(break_even):
     plain = LENGTH - PROMPT
     most_lost = auto.CREDIT + break_even + auto.ALLOWANCE * plain
+    writers = [writer(break_even, is_gated) for is_gated in (True, False)]
     for kind in KINDS:
-        gated, alone = (plain / steps(kind, break_even, gated) for gated in (True, False))
+        texts = [np.pad(text(kind, seed), (0, 16), constant_values=-1)[None] for seed in range(4)]
+        gated, alone = (plain / np.array([*map(write, texts)]) for write in writers)
         assert (gated >= plain / (plain + most_lost)).all(), kind
         if kind in PREDICTABLE:
             assert gated.mean() >= 0.93 * alone.mean(), kind
@@ -121,10 +111,9 @@ CALLS: list[str] = []  # by calls that a program makes when it gets there
 
 @dataclass(frozen=True)
 class Knows(Drafter):
-    """Knows the texts as a setting, so it has no params. Spans of positions in `lies` are wrong."""
+    """Drafts from texts that are a setting, so it has no params."""
 
     texts: tuple[tuple[int, ...], ...]
-    lies: tuple[tuple[int, int], ...] = ()
 
     num_nodes = 5
 
@@ -132,8 +121,6 @@ class Knows(Drafter):
         jax.debug.callback(lambda: CALLS.append("propose"))
         at = context.length[:, None] + jnp.arange(4)[None, :]
         drafted = jnp.take_along_axis(jnp.asarray(self.texts), at, axis=1, mode="clip")
-        for start, end in self.lies:
-            drafted = jnp.where((at >= start) & (at < end), (drafted + 1) % 40, drafted)
         return Proposal(chain(context.root, drafted, jnp.full_like(at[:, 0], 4))), state
 
 
@@ -152,10 +139,8 @@ class CountedOracle(Oracle):
 
 
 def run(drafter: Drafter, batch: int = 1, known=None, **settings):
-    model, params = target()
     CALLS.clear()
-    given = {"target": model, "drafter": drafter, "max_new_tokens": NEW_TOKENS} | settings
-    out = speculative_generate(Params(params, known), prompt(batch), jax.random.key(1), **given)
+    out = contract.generate(drafter, known, prompt(batch), max_new_tokens=NEW_TOKENS, **settings)
     jax.effects_barrier()
     return out
 
@@ -166,9 +151,11 @@ def whole_texts(batch: int) -> tuple[tuple[int, ...], ...]:
 
 
 def test_the_gate_closes_at_wrong_drafts_and_reopens():
-    model, params = target()
+    (model, params), [text] = target(), whole_texts(1)
     start = int(prompt(1).length[0])
-    gate = Auto(Knows(whole_texts(1), ((start + 20, start + 70),)), 1.5)
+    wrong = range(start + 20, start + 70)
+    known = tuple((token + 1) % 40 if at in wrong else token for at, token in enumerate(text))
+    gate = Auto(Knows((known,)), 1.5)
     CALLS.clear()
     at, drafted, asked = [0], [0], [0]
     settings = {"target": model, "drafter": gate, "max_new_tokens": NEW_TOKENS}
@@ -179,7 +166,7 @@ def test_the_gate_closes_at_wrong_drafts_and_reopens():
         at.append(int(part.length[0]))
         drafted.append(int(part.stats.drafted[0]))
         asked.append(len(CALLS))
-    assert tuple(part.tokens[0].tolist()) == whole_texts(1)[0][start : start + NEW_TOKENS]
+    assert tuple(part.tokens[0].tolist()) == text[start : start + NEW_TOKENS]
     assert Engine.run._cache_size() == num_compiled + 1, "the state keeps its types"
     rounds = list(zip(at, np.diff(drafted) > 0, np.diff(asked) > 0, strict=False))
     assert all(drafts for at, drafts, _ in rounds if at < 17)
@@ -193,11 +180,8 @@ def test_the_gate_closes_at_wrong_drafts_and_reopens():
 
 def test_a_drafter_with_params_stops_once_the_credit_is_spent():
     true = jnp.asarray(whole_texts(1))
-    for known, num_asked in (
-        (true, NEW_TOKENS // 5),
-        ((true + 1) % 40, 2),
-        (jnp.full_like(true, -1), 2),
-    ):
+    wrong, nothing = (true + 1) % 40, jnp.full_like(true, -1)
+    for known, num_asked in ((true, NEW_TOKENS // 5), (wrong, 2), (nothing, 2)):
         out = run(Auto(CountedOracle(), 1.5), known=known)
         assert CALLS.count("propose") == CALLS.count("update") == num_asked
         assert out.stats.rounds[0] == (num_asked if known is true else NEW_TOKENS)
@@ -226,20 +210,16 @@ def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
     wrong = tuple(tuple((token + 1) % 40 for token in text) for text in known[1:])
     mixed, plain = Knows((known[0], *wrong)), contract.truth("greedy", 3)[:, :NEW_TOKENS]
     ends = [int(next(t for t in row if t not in plain[0])) for row in plain[1:]]
-    for break_even, eos, least, most in (
-        (1.0, (), 24, 34),
-        (2.5, (), 110, 120),
-        (2.5, ends, 24, 60),
-    ):
+    for break_even, eos, *bounds in ((1.0, (), 24, 34), (2.5, (), 110, 120), (2.5, ends, 24, 60)):
         out = run(Auto(mixed, break_even), 3, eos=eos)
         np.testing.assert_array_equal(out.tokens[0], plain[0])
-        assert least <= out.stats.rounds[0] <= most, (break_even, eos)
+        assert bounds[0] <= out.stats.rounds[0] <= bounds[1], (break_even, eos)
 
 
 @pytest.mark.parametrize("inner", [Autoregressive(), Lookahead(), Auto(PromptLookup(), 1.0)])
 def test_drafters_that_cannot_be_gated_are_rejected(inner):
-    with pytest.raises(SpecjaxError, match=f"{type(inner).__name__} cannot be gated"):
-        Auto(inner, 1.0).check(target()[0], None)
+    message = f"{type(inner).__name__} cannot be gated"
+    contract.assert_params_rejected(Auto(inner, 1.0), None, message)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from tests.decoding.contract import (
     truth,
     whole_texts,
 )
+from tests.decoding.rounds import rows_of
 from tests.decoding.tiny import BATCH, Oracle, OracleTree, prompt, slow_except, target
 
 SEED = 1
@@ -156,8 +157,7 @@ def of_method(name: str) -> tuple[Drafter, Any]:
 def generated(name: str, case: tuple[str, int, bool]) -> Generation:
     """Returns what a drafter of the battery generates; asserts that it is lossless."""
     drafter = of_method(name) if name in METHODS else (FORMS | OTHERS)[name]()
-    [out] = assert_lossless(*drafter, cases=(case,)).values()
-    return out
+    return assert_lossless(*drafter, case=case)
 
 
 # Drafts do not depend on the temperature, golden traces show them at 0, or the gate of `auto` opens
@@ -233,17 +233,11 @@ def test_in_16_bits_texts_diverge_only_at_near_ties(name, case, padded_width):
     params, own = (jax.tree.map(in_16_bits, each) for each in (params, own))
     given = prompt(batch)
 
-    def texts(drafter: Drafter, own: Any) -> list[tuple[int, ...]]:
-        out = specjax.speculative_generate(
-            Params(params, own),
-            given,
-            trial_key(SEED, (0, 0)),
-            target=model,
-            drafter=drafter,
-            sampling=SAMPLINGS[sampling],
-            max_new_tokens=NEW_TOKENS,
-            eos=(end_token(truth(sampling, batch)),) if ends else (),
-        )
+    def texts(drafter: Drafter, own: Any) -> list[list[int]]:
+        request, key = Params(params, own), trial_key(SEED, (0, 0))
+        eos = (end_token(truth(sampling, batch)),) if ends else ()
+        engine = Engine(model, drafter, SAMPLINGS[sampling], NEW_TOKENS, eos)
+        out = engine.generate(request, given, key)
         return rows_of(out.tokens, out.length)
 
     loaded = LoadedTarget(model, params, None, model.config, "tiny")
@@ -251,16 +245,11 @@ def test_in_16_bits_texts_diverge_only_at_near_ties(name, case, padded_width):
     prompts = rows_of(given.tokens, given.length)
     pairs = zip(prompts, texts(drafter, own), texts(Autoregressive(), None), strict=True)
     matches = [
-        compare(TextPair(name, ("bfloat16",) * 2, *texts, (0, 0), row, batch))
+        compare(TextPair(name, ("bfloat16",) * 2, *map(tuple, texts), (0, 0), row, batch))
         for row, texts in enumerate(pairs)
     ]
     print(f"{name}: {matches.count(TextMatch.NEAR_TIE)} of {batch} texts diverge at a near tie")
     assert set(matches) <= {TextMatch.SAME, TextMatch.NEAR_TIE}
-
-
-def rows_of(tokens: Any, length: Any) -> list[tuple[int, ...]]:
-    rows = zip(np.asarray(tokens).tolist(), np.asarray(length).tolist(), strict=True)
-    return [tuple(row[:count]) for row, count in rows]
 
 
 def in_16_bits(leaf: Any) -> Any:
@@ -315,7 +304,7 @@ def test_a_batch_that_advances_by_its_minimum_is_caught(monkeypatch):
     monkeypatch.setattr(widths, "verify", wrong)
     drafter = Oracle(wrong_every=5, max_depth=3)  # not in the battery: compiled afresh
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        assert_lossless(drafter, whole_texts, new_tokens=64, cases=(GREEDY_TO_LIMIT,))
+        assert_lossless(drafter, whole_texts, new_tokens=64, case=GREEDY_TO_LIMIT)
 
 
 def test_accepted_length_follows_how_often_the_target_agrees():

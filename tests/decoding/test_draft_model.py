@@ -53,11 +53,11 @@ def with_rule(rule: str, draft) -> dict:
 
 @pytest.mark.slow
 def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
-    settings = {"new_tokens": NEW_TOKENS, "cases": (("sampled", BATCH, False),)}
+    settings = {"new_tokens": NEW_TOKENS, "case": ("sampled", BATCH, False)}
     accepted = []
     for is_drawn in (True, False):
         own, params = drafter("fixed", is_drawn=is_drawn), with_rule("fixed", target()[1])
-        [out] = contract.assert_lossless(own, params, **settings).values()
+        out = contract.assert_lossless(own, params, **settings)
         accepted.append(float(out.stats.mean_accepted_length))
     assert accepted[1] < accepted[0] - 0.3
 
@@ -154,8 +154,8 @@ def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     model, _ = target()
     short = Transformer(replace(model.config, max_position_embeddings=37))
     own = replace(drafter("fixed"), draft=short)
-    cases, params = (("greedy", BATCH, False),), with_rule("fixed", target()[1])
-    out = contract.assert_lossless(own, params, new_tokens=NEW_TOKENS, cases=cases)["greedy", BATCH]
+    case, params = ("greedy", BATCH, False), with_rule("fixed", target()[1])
+    out = contract.assert_lossless(own, params, new_tokens=NEW_TOKENS, case=case)
     # The last pass feeds position 36, after which position 37 is drafted.
     for row, length in enumerate(prompt(BATCH).length.tolist()):
         last = np.flatnonzero(out.from_draft[row])[-1] + length

@@ -11,22 +11,14 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import Params, Sampling, advanced, reference_generate, speculative_generate
+from specjax.decoding import Sampling, advanced, reference_generate
 from specjax.decoding.automaton import Grammar, token_automaton
 from specjax.decoding.drafters.grammar import GrammarDrafter
 from specjax.decoding.drafters.hybrid import Hybrid
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from tests.decoding.contract import KEY, continued
-from tests.decoding.tiny import (
-    BATCH,
-    DrawnChain,
-    Oracle,
-    OracleTree,
-    bigram,
-    prompt,
-    slow_except,
-    target,
-)
+from tests.decoding.contract import KEY, continued, generate
+from tests.decoding.rounds import rows_of
+from tests.decoding.tiny import DrawnChain, Oracle, OracleTree, bigram, prompt, slow_except, target
 
 VOCAB, NEW_TOKENS, EOS = 40, 32, (39,)
 TOKENS = [*map(str.encode, "abcdefghijklmnopqrstuvwxyz"), b"ab", b"cde", b"-", b"--", b"-a", b"b-"]
@@ -44,10 +36,7 @@ def encode(text: str) -> list[int]:
 
 
 AUTOMATON = token_automaton(REGEX, dict(enumerate(TOKENS)), EOS, VOCAB, encode)
-ORACLES = {
-    "chain": Oracle(wrong_every=3),
-    "tree": OracleTree(),
-}
+ORACLES = {"chain": Oracle(wrong_every=3), "tree": OracleTree()}
 FREELY = {
     "pld": (PromptLookup(), None),
     "grammar": (GrammarDrafter(num_tokens=6), None),
@@ -69,38 +58,23 @@ class Forgetful(Grammar):
 @cache
 def truth(temperature: float):
     model, params = target()
-    return jax.device_get(
-        reference_generate(
-            *(params, prompt(BATCH), KEY),
-            target=model,
-            sampling=Sampling(temperature, processors=(GRAMMAR,)),
-            max_new_tokens=NEW_TOKENS,
-            eos=EOS,
-            processor_params=(AUTOMATON,),
-        )
-    )
+    sampling = Sampling(temperature, processors=(GRAMMAR,))
+    settings = {"target": model, "sampling": sampling, "max_new_tokens": NEW_TOKENS, "eos": EOS}
+    out = reference_generate(params, prompt(), KEY, **settings, processor_params=(AUTOMATON,))
+    return jax.device_get(out)
 
 
-def generate(drafter, known, temperature: float, grammar=GRAMMAR, eos=EOS, **options):
-    model, params = target()
-    return jax.device_get(
-        speculative_generate(
-            *(Params(params, known, (AUTOMATON,)), prompt(BATCH), KEY),
-            target=model,
-            drafter=drafter,
-            sampling=Sampling(temperature, processors=(grammar,), **options),
-            max_new_tokens=NEW_TOKENS,
-            eos=eos,
-        )
-    )
+def generated(drafter, known, temperature: float, grammar=GRAMMAR, eos=EOS, **options):
+    sampling = Sampling(temperature, processors=(grammar,), **options)
+    settings = {"sampling": sampling, "max_new_tokens": NEW_TOKENS, "eos": eos}
+    return generate(drafter, known, arrays=(AUTOMATON,), **settings)
 
 
 def texts_of(tokens, lengths) -> list[tuple[str, bool]]:
     """The text of each sequence, and whether it has ended."""
-    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
     return [
         (b"".join(TOKENS[token] for token in row if token not in EOS).decode(), row[-1] in EOS)
-        for row in rows
+        for row in rows_of(tokens, lengths)
     ]
 
 
@@ -120,7 +94,7 @@ def test_a_grammar_gives_the_tokens_of_plain_decoding(name, temperature):
     assert_matches(tokens, lengths)
     assert any(is_ended for _, is_ended in texts_of(tokens, lengths)) or not temperature
     drafter, known = FREELY.get(name) or (ORACLES[name], continued(*truth(temperature)))
-    out = generate(drafter, known, temperature)
+    out = generated(drafter, known, temperature)
     np.testing.assert_array_equal(out.length, lengths)
     np.testing.assert_array_equal(out.tokens, tokens)
     if name != "pld":
@@ -130,25 +104,18 @@ def test_a_grammar_gives_the_tokens_of_plain_decoding(name, temperature):
 
 @pytest.mark.slow
 def test_an_automaton_that_does_not_follow_a_rejected_branch_back_is_caught():
-    out = generate(ORACLES["chain"], continued(*truth(0.8)), 0.8, Forgetful())
+    out = generated(ORACLES["chain"], continued(*truth(0.8)), 0.8, Forgetful())
     assert out.tokens.tolist() != truth(0.8)[0].tolist()
 
 
 @pytest.mark.slow
 def test_rejection_keeps_to_the_grammar():
-    out = generate(DrawnChain(), bigram(VOCAB), 0.8, verification="rejection")
+    out = generated(DrawnChain(), bigram(VOCAB), 0.8, verification="rejection")
     assert_matches(out.tokens, out.length)
 
 
 def test_a_grammar_without_its_automaton_or_an_end_token_is_an_error():
     with pytest.raises(SpecjaxError, match=r"eos=target\.eos"):
-        generate(ORACLES["chain"], continued(*truth(0.8)), 0.8, eos=())
-    model, params = target()
+        generated(ORACLES["chain"], continued(*truth(0.8)), 0.8, eos=())
     with pytest.raises(SpecjaxError, match="load_grammar"):
-        speculative_generate(
-            *(Params(params), prompt(BATCH), KEY),
-            target=model,
-            drafter=PromptLookup(),
-            sampling=Sampling(processors=(GRAMMAR,)),
-            eos=EOS,
-        )
+        generate(PromptLookup(), sampling=Sampling(processors=(GRAMMAR,)), eos=EOS)

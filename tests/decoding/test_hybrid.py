@@ -100,8 +100,7 @@ def test_the_budget_goes_to_the_part_that_was_right():
     drafter = Hybrid(Oracle(max_depth=6), Oracle(max_depth=6), num_tokens=7)
     for parts in ((right, (right + 1) % 40), ((right + 1) % 40, right)):
         known = dict(zip(("copy", "head"), parts, strict=True))
-        cases = (("greedy", 3, False),)
-        [found] = assert_lossless(drafter, known, new_tokens=70, cases=cases).values()
+        found = assert_lossless(drafter, known, new_tokens=70, case=("greedy", 3, False))
         counts = found.stats.accepted_lengths
         assert (counts[:, 7] >= 7).all(), "nearly all rounds accept six tokens of the right part"
 
@@ -171,11 +170,8 @@ def test_a_draft_model_follows_paths_that_were_copied():
     model, params = target()
     copy = Oracle(max_depth=6, vary_length=True)
     drafter = Hybrid(copy, DraftModel(model, Fixed(3), max_length=3))
-    head = {"draft": params, "rule": None}
-    known = {"copy": whole_texts("sampled", 3), "head": head}
-    [found] = assert_lossless(
-        drafter, known, new_tokens=60, cases=(("sampled", 3, False),)
-    ).values()
+    known = {"copy": whole_texts("sampled", 3), "head": {"draft": params, "rule": None}}
+    found = assert_lossless(drafter, known, new_tokens=60, case=("sampled", 3, False))
     counts = found.stats.accepted_lengths
     assert (counts[:, :4].sum(axis=1) <= 1).all(), "only the last round may be cut"
     assert counts[:, 5:].sum() > 3, "copies beyond the drafts were accepted"

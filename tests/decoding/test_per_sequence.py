@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import Engine, Params, Prompt, Sampling, speculative_generate
+from specjax.decoding import Engine, Params, Sampling, reference_generate
 from specjax.decoding.per_sequence import per_sequence
-from specjax.decoding.reference import reference_generate
+from tests.decoding.contract import generate
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import prompt, target
 
-VOCAB, NEW_TOKENS, EOS = 40, 24, (17,)
+VOCAB, LIMITS = 40, {"max_new_tokens": 24, "eos": (17,)}
 SHARED = {"bad_words": ((5, 3),), "logprobs": 2}
 SAMPLINGS = (
     Sampling(0.7, top_p=0.9, repetition_penalty=1.6, **SHARED),
@@ -29,29 +29,22 @@ KEYS = jnp.stack([jax.random.key(number) for number in (3, 11, 7)])
 @cache
 def alone(number: int, sampling: Sampling) -> tuple[np.ndarray, int]:
     """Tokens of one prompt with its own settings and key, by their definitions."""
-    model, params = target()
-    one = Prompt(prompt().tokens[number : number + 1], prompt().length[number : number + 1])
-    settings = {"sampling": sampling, "max_new_tokens": NEW_TOKENS, "eos": EOS}
-    tokens, length = reference_generate(params, one, KEYS[number], target=model, **settings)
-    return np.asarray(tokens[0]), int(length[0])
+    model, params = target(layers=1)
+    one = jax.tree.map(lambda leaf: leaf[number : number + 1], prompt())
+    out = reference_generate(params, one, KEYS[number], target=model, sampling=sampling, **LIMITS)
+    return np.asarray(out[0][0]), int(out[1][0])
 
 
 def test_each_sequence_generates_the_tokens_that_it_generates_alone():
     """Those of all methods with values per sequence are in test_processors.py."""
-    model, params = target()
     drafter, known = of_method("recycling")
     programs = set()
     for order in ORDERS:
         samplings = [SAMPLINGS[number] for number in order]
         sampling, values = per_sequence(samplings, VOCAB)
         programs.add((sampling, jax.tree.structure(values)))
-        out = speculative_generate(
-            *(Params(params, known, sampling=values), prompt(), KEYS),
-            target=model,
-            drafter=drafter,
-            sampling=sampling,
-            max_new_tokens=NEW_TOKENS,
-            eos=EOS,
+        out = generate(
+            drafter, known, key=KEYS, values=values, layers=1, sampling=sampling, **LIMITS
         )
         for number, sampling in enumerate(samplings):
             tokens, length = alone(number, sampling)

@@ -10,20 +10,14 @@ import numpy as np
 import pytest
 
 from specjax.core.errors import SpecjaxError
-from specjax.decoding import processors
-from specjax.decoding.drafter import Params
+from specjax.decoding import Engine, Params, Prompt, Sampling, chain, processors, reference_generate
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
-from specjax.decoding.engine import Engine
-from specjax.decoding.generate import speculative_generate
 from specjax.decoding.per_sequence import per_sequence
 from specjax.decoding.processors import Controls, Nodes, Processor, advanced
-from specjax.decoding.prompt import Prompt
-from specjax.decoding.reference import reference_generate
-from specjax.decoding.sampling import Sampling, sequence_keys
-from specjax.decoding.tree import chain
+from specjax.decoding.sampling import sequence_keys
 from specjax.loading.methods import METHODS
 from tests.decoding import contract
-from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds
+from tests.decoding.contract import KEY, assert_rejects_values_out_of_bounds, generate
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import (
     BATCH,
@@ -36,8 +30,8 @@ from tests.decoding.tiny import (
     target,
 )
 
-VOCAB, NEW_TOKENS, EOS = 40, 60, (17,)
-STATES = 3
+VOCAB, STATES, EOS = 40, 3, (17,)
+LIMITS = {"max_new_tokens": 60, "eos": EOS}
 
 
 @dataclass(frozen=True)
@@ -86,43 +80,26 @@ def arrays_of(sampling: Sampling) -> tuple:
 @cache
 def truth(controls: str, temperature: float):
     """Tokens and lengths of plain decoding by the definitions, without cache, tree or drafter."""
-    model, params = target()
-    sampling = sampling_of(controls, temperature)
-    return jax.device_get(
-        reference_generate(
-            *(params, prompt(), KEY),
-            target=model,
-            sampling=sampling,
-            max_new_tokens=NEW_TOKENS,
-            eos=EOS,
-            processor_params=arrays_of(sampling),
-        )
-    )
+    (model, params), sampling = target(), sampling_of(controls, temperature)
+    settings = {"sampling": sampling, "processor_params": arrays_of(sampling)} | LIMITS
+    return jax.device_get(reference_generate(params, prompt(), KEY, target=model, **settings))
 
 
-def whole_texts(controls: str, temperature: float) -> jax.Array:
-    """Prompts and true continuations: what an oracle knows."""
-    return contract.continued(*truth(controls, temperature))
+def controlled(drafter, known, sampling: Sampling, *given, **values):
+    settings = {"arrays": arrays_of(sampling), "sampling": sampling, **values}
+    return generate(drafter, known, *given, **settings, **LIMITS)
 
 
 def generated(name: str, controls: str, temperature: float, drafter=None):
     """Asserts that an oracle generates the tokens of the reference; returns the generation."""
-    sampling = sampling_of(controls, temperature)
-    known = Params(target()[1], whole_texts(controls, temperature), arrays_of(sampling))
-    out = generate(drafter or ORACLES[name], known, prompt(), KEY, sampling)
-    np.testing.assert_array_equal(out.tokens, truth(controls, temperature)[0])
-    np.testing.assert_array_equal(out.length, truth(controls, temperature)[1])
+    expected, sampling = truth(controls, temperature), sampling_of(controls, temperature)
+    texts = contract.continued(*expected)
+    out = controlled(drafter or ORACLES[name], texts, sampling)
+    np.testing.assert_array_equal(out.tokens, expected[0])
+    np.testing.assert_array_equal(out.length, expected[1])
     if sampling.logprobs:
-        texts = np.asarray(whole_texts(controls, temperature))
-        assert_logprobs(out, texts, np.asarray(prompt().length))
+        assert_logprobs(out, np.asarray(texts), np.asarray(prompt().length))
     return out
-
-
-def generate(drafter, params: Params, given: Prompt, keys, sampling: Sampling):
-    settings = {"drafter": drafter, "sampling": sampling, "max_new_tokens": NEW_TOKENS}
-    return jax.device_get(
-        speculative_generate(params, given, keys, target=target()[0], eos=EOS, **settings)
-    )
 
 
 def assert_logprobs(out, texts: np.ndarray, starts: np.ndarray) -> None:
@@ -151,10 +128,9 @@ def test_every_method_generates_the_tokens_and_log_probabilities_of_plain_decodi
     truths = [truth("all", temperature) for temperature in (0.0, 0.8)]
     settings = [sampling_of("all", 0.0)] * BATCH + [sampling_of("all", 0.8)] * BATCH
     sampling, values = per_sequence(settings, VOCAB)
-    params = Params(target()[1], known, arrays_of(sampling), sampling=values)
     given = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 2), prompt())
     keys = jnp.concatenate([sequence_keys(KEY, BATCH)] * 2)
-    out = generate(drafter, params, given, keys, sampling)
+    out = controlled(drafter, known, sampling, given, keys, values=values)
     np.testing.assert_array_equal(out.tokens, np.concatenate([tokens for tokens, _ in truths]))
     np.testing.assert_array_equal(out.length, np.concatenate([lengths for _, lengths in truths]))
     texts = np.concatenate([contract.continued(*each) for each in truths])
@@ -176,33 +152,27 @@ ORACLES = {"tree": OracleTree(DEEP), "chain": Oracle(max_depth=6)}
 def test_every_control_changes_the_text_and_is_exact_deep_in_a_draft(name, controls, temperature):
     out = generated(name, controls, temperature)
     assert out.stats.accepted_lengths[:, 4:].sum() > 0, "no path was deep"
-    assert (out.tokens != truth("none", temperature)[0]).any()
+    without = truth("none", 0.8)[0] if temperature else out.logprobs.raw.top_tokens[..., 0]
+    assert (out.tokens != without).any()
 
 
 @pytest.mark.slow
 def test_every_control_is_exact_for_one_sequence():
     """The first of a batch, whose key is folded."""
-    sampling, known = sampling_of("all", 0.8), whole_texts("all", 0.8)[:1]
-    params = Params(target()[1], known, arrays_of(sampling))
-    out = generate(ORACLES["chain"], params, prompt(1), jax.random.fold_in(KEY, 0), sampling)
+    known, key = contract.continued(*truth("all", 0.8))[:1], jax.random.fold_in(KEY, 0)
+    out = controlled(ORACLES["chain"], known, sampling_of("all", 0.8), prompt(1), key)
     np.testing.assert_array_equal(out.tokens[0], truth("all", 0.8)[0][0])
     assert out.from_draft.any()
-
-
-# ---- Node logits against the whole text of every path -------------------------------------------
 
 
 def test_the_logits_of_a_node_are_those_of_the_text_that_leads_to_it():
     """Repeated ancestors, negative logits and words that end in a draft included."""
     numbers, batch = np.random.default_rng(8), 2
     sampling = sampling_of("all", 0.0)
-    tree = from_choices(
-        jnp.asarray([12, 3]), jnp.asarray([[[12, 3], [12, 3], [12, 3]]] * batch, jnp.int32), PATHS
-    )
+    tree = from_choices(jnp.asarray([12, 3]), jnp.asarray([[[12, 3]] * 3] * batch), PATHS)
     tokens = numbers.integers(0, VOCAB, (batch, 24)).astype(np.int32)
     tokens[0, 8], tokens[1, 11] = 12, 3
-    length, given = np.asarray([9, 12]), prompt(batch).tokens[:, :8]
-    given = Prompt(given, jnp.asarray([5, 8]))
+    length, given = np.asarray([9, 12]), Prompt(prompt(batch).tokens[:, :8], jnp.asarray([5, 8]))
     logits = numbers.normal(0, 4, (batch, tree.num_nodes, VOCAB)).astype(np.float32)
     found = processed(sampling, given, tokens, length, logits, tree, 3)
     paths = [(), *PATHS]
@@ -225,12 +195,12 @@ PATHS = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 1), (1, 0, 1))
 def processed(sampling, given, tokens, length, logits, tree, max_depth):
     """Returns the logits of a tree below texts, with the controls applied."""
     arrays = [TABLE if isinstance(p, Automaton) else None for p in sampling.all_processors]
-    states = []
-    for processor, params in zip(sampling.all_processors, arrays, strict=True):
-        state = processor.init(params, given, VOCAB)
-        place = given.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
-        new = jnp.take_along_axis(tokens, place, axis=1, mode="clip")
-        states.append(processor.commit(params, state, new, length - given.length))
+    place = given.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
+    new = jnp.take_along_axis(tokens, place, axis=1, mode="clip"), length - given.length
+    states = [
+        processor.commit(params, processor.init(params, given, VOCAB), *new)
+        for processor, params in zip(sampling.all_processors, arrays, strict=True)
+    ]
     text = tokens, length, given.length
     controls = Controls(*text, tuple(states), tuple(arrays), sampling.all_processors, EOS)
     return controls.apply(logits, tree, max_depth)
@@ -241,29 +211,24 @@ def forget(nodes: Nodes) -> jax.Array:
     return jnp.zeros((*nodes.tree.tokens.shape, nodes.tree.num_nodes), bool)
 
 
-FAULTS = {
-    "above": property(forget),
-    "states": lambda nodes, step, state: jnp.broadcast_to(state[:, None], nodes.tree.tokens.shape),
-    "last": lambda nodes, count: jnp.full((*nodes.tree.tokens.shape, count), -1),
+def stay(nodes: Nodes, step, state) -> jax.Array:
+    return jnp.broadcast_to(state[:, None], nodes.tree.tokens.shape)
+
+
+FAULTS = {  # each with a choice that is used nowhere else, so that it is compiled afresh
+    "above": (Nodes, property(forget), (2, 0)),
+    "states": (Nodes, stay, (2, 1)),
+    "last": (Nodes, lambda nodes, count: jnp.full((*nodes.tree.tokens.shape, count), -1), (2, 2)),
+    "commit": (processors.Penalties, lambda self, params, state, *_: state, (1, 0)),
 }
 
 
 @pytest.mark.parametrize("fault", slow_except(FAULTS, "above"))
-def test_a_processor_that_forgets_ancestors_is_caught(monkeypatch, fault):
-    elsewhere_not_used = OracleTree((*DEEP, (2, [*FAULTS].index(fault))))  # so compiled afresh
-    monkeypatch.setattr(Nodes, fault, FAULTS[fault])
+def test_a_processor_that_forgets_ancestors_or_committed_tokens_is_caught(monkeypatch, fault):
+    owner, wrong, choice = FAULTS[fault]
+    monkeypatch.setattr(owner, fault, wrong)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        generated("tree", "all", 0.8, drafter=elsewhere_not_used)
-
-
-@pytest.mark.slow
-def test_a_state_that_is_not_committed_is_caught(monkeypatch):
-    monkeypatch.setattr(processors.Penalties, "commit", lambda self, params, state, *_: state)
-    with pytest.raises(AssertionError, match="Arrays are not equal"):
-        generated("chain", "all", 0.8, drafter=Oracle(max_depth=5))
-
-
-# ---- The rules of verification ------------------------------------------------------------------
+        generated("tree", "all", 0.8, drafter=OracleTree((*DEEP, choice)))
 
 
 STRONG = {"temperature": 0.9, "repetition_penalty": 2.0, "frequency_penalty": 2.0}
@@ -280,9 +245,6 @@ def test_rejection_that_forgets_ancestors_is_caught(monkeypatch):
     monkeypatch.setattr(Nodes, "above", property(forget))
     compiled_afresh = Sampling(**STRONG, verification="rejection", top_k=contract.VOCAB)
     assert contract.p_value(PromptLookup(num_tokens=2), sampling=compiled_afresh) < 1e-6
-
-
-# ---- Definitions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["min_p", "repetition", "bias", "bad words", "min new tokens"])
@@ -315,9 +277,6 @@ def test_the_definitions_are_those_of_transformers(name):
     root = chain(text[:, -1], text[:, :0], ends * 0)
     found = processed(sampling, given, text, ends, logits[:, None], root, 0)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-# ---- Settings -----------------------------------------------------------------------------------
 
 
 def test_prefill_does_not_depend_on_the_values_of_processors_without_a_state():
