@@ -18,7 +18,6 @@ from tests.decoding.test_length_rules import classifier, wants_more
 from tests.decoding.tiny import (
     BATCH,
     PASSES,
-    Lying,
     Watched,
     pass_widths,
     plain_pass,
@@ -182,40 +181,6 @@ def test_a_tree_holds_what_its_tokens_were_drawn_from_if_the_rule_needs_it():
         assert not is_held or tree.draft_probs.dtype == jnp.float32
 
 
-def rejection_case() -> tuple[DraftModel, dict]:
-    model, draft = target(contract.VOCAB, layers=1, seed=1, scale=4.0)
-    return DraftModel(model, Confidence(0.4), max_length=3), {"draft": draft, "rule": None}
-
-
-@pytest.mark.slow
-def test_drawn_drafts_keep_the_distribution():
-    assert contract.p_value(*rejection_case()) > 1e-3
-
-
-class Peeking(DraftModel):
-    """Drops tokens for what they are."""
-
-    def propose(self, target, params, state, context, draw):
-        (tree, _), state = super().propose(target, params, state, context, draw)
-        assert tree.draft_probs is not None
-        own = jnp.take_along_axis(tree.draft_probs[:, :-1], tree.tokens[:, 1:, None], axis=2)[
-            ..., 0
-        ]
-        kept = jnp.cumprod(own >= 0.4, axis=1).astype(bool)
-        valid = tree.valid & jnp.pad(kept, ((0, 0), (1, 0)), constant_values=True)
-        return Proposal(replace(tree, valid=valid)), state
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Peeking, type("LyingDraft", (Lying, DraftModel), {})])
-def test_lies_about_what_was_drawn_are_caught(kind):
-    own, params = rejection_case()
-    assert contract.p_value(kind(own.draft, own.rule, max_length=own.max_length), params) < 1e-6
-
-
-# ---- settings and params -----------------------------------------------------------------------
-
-
 def test_a_rule_is_named_or_given():
     model, _ = target()
     for settings, rule in (
@@ -270,14 +235,6 @@ def padded_draft(num_tokens: int, **settings):
         return jnp.pad(leaf, ((0, missing), (0, 0)), "edge")[:num_tokens]
 
     return model.clone(config=config), jax.tree.map(fitted, weights)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_tokens", [5, 8])
-def test_rejection_keeps_the_distribution_with_padded_vocabularies(num_tokens):
-    model, params = padded_draft(num_tokens, vocab_size=contract.VOCAB, layers=1, scale=4.0)
-    drafter = DraftModel(model, "fixed", 2)
-    assert contract.p_value(drafter, {"draft": params, "rule": None}) > 1e-3
 
 
 def drafted(model, params, rule="fixed", **known) -> DraftTree:

@@ -1,9 +1,8 @@
 """The trees of drafters with a head, against literal readings of one path at a time."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import product
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,18 +12,13 @@ import pytest
 
 from specjax.decoding import DraftTree, Draw, Engine, Sampling
 from specjax.decoding.drafters._trees import CUT_PENALTY, Choices
-from specjax.decoding.drafters.eagle import Eagle
 from specjax.decoding.drafters.eagle2 import Eagle2
-from specjax.decoding.drafters.hydra import Hydra
-from specjax.decoding.drafters.medusa import Medusa
-from specjax.decoding.drafters.parallel_spec import ParallelSpec
 from specjax.decoding.state import LoopState
 from specjax.models.transformer import Transformer
 from tests.decoding import heads
-from tests.decoding.contract import VOCAB, p_value
 from tests.decoding.rounds import KEY, proposals
 from tests.decoding.test_tree import assert_well_formed, path_of
-from tests.decoding.tiny import BATCH, Lying, prompt, slow_except, target
+from tests.decoding.tiny import BATCH, prompt, slow_except, target
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -253,51 +247,9 @@ def test_impossible_tokens_come_last_and_are_not_valid():
     assert (tree.tokens[:, 1:13] < 2).all()
 
 
-# ---- Distribution under rejection --------------------------------------------------------------
-
-FEW: Choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0))
-
-
-def small(kind: type, make: Callable, *given: Any, drafted: tuple = (), **settings: Any):
-    """A drafter with a head for the target of `p_value`, and the head's params."""
-    head = make(*given, vocab_size=VOCAB, layers=1)
-    if drafted:
-        head = heads.narrowed(head, drafted)
-    return kind(head[0], **settings or {"choices": FEW}), head[1]
-
-
-SMALL_DRAFTERS = {
-    "eagle": lambda: small(Eagle, heads.eagle_head),
-    "eagle2": lambda: small(Eagle2, heads.eagle_head, top_k=2, depth=2, num_tokens=6),
-    "medusa": lambda: small(Medusa, heads.medusa_head),
-    "hydra": lambda: small(Hydra, partial(heads.hydra_head, has_lm_heads=False), True),
-    "parallel": lambda: small(ParallelSpec, heads.parallel_head),
-    "parallel, chosen": lambda: small(
-        ParallelSpec, heads.parallel_head, tree="dynamic", top_k=2, num_tokens=6
-    ),
-    "draft vocabulary": lambda: small(
-        Eagle, heads.eagle_head, drafted=(4, 1, 2), choices=((0,), (1,), (0, 0))
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL_DRAFTERS)
-def test_under_rejection_the_distribution_is_plain_decodings(name):
-    assert p_value(*SMALL_DRAFTERS[name]()) > 1e-3
-
-
 def test_only_tokens_of_the_draft_vocabulary_are_drafted():
     drafted = list(range(3, 40, 2))
     make = cache(lambda: heads.narrowed(heads.eagle_head(), drafted))
     other = heads.Headed(Eagle2, make, **heads.EAGLE2.settings)
     [tree] = trees_of(other, SAMPLINGS["sampled"], [first_state(other)])
     assert np.isin(tree.tokens[tree.valid & (tree.depth > 0)], drafted).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle", "medusa"])
-def test_a_lie_about_what_was_drawn_is_caught(name):
-    honest, params = SMALL_DRAFTERS[name]()
-    kind = type("LyingDrafter", (Lying, type(honest)), {})
-    assert p_value(kind(honest.head, choices=honest.choices), params) < 1e-6

@@ -26,15 +26,13 @@ from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
 from specjax.decoding.tree import NO_PARENT, Verification
 from specjax.models.target import ModelOutput
-from tests.decoding.contract import VOCAB, assert_lossless, p_value, whole_texts
+from tests.decoding.contract import assert_lossless, assert_params_rejected, whole_texts
 from tests.decoding.heads import EAGLE2, END
 from tests.decoding.rounds import Round, rounds_of, some_path
 from tests.decoding.test_head_state import assert_of_text
 from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
-from tests.decoding.tiny import DrawnTree, Oracle, bigram, slow_except, target
-
-Path = tuple[int, ...]
+from tests.decoding.tiny import Oracle, slow_except, target
 
 
 # ---- The merged tree ---------------------------------------------------------------------------
@@ -175,18 +173,6 @@ def test_a_draft_model_follows_paths_that_were_copied():
     counts = found.stats.accepted_lengths
     assert (counts[:, :4].sum(axis=1) <= 1).all(), "only the last round may be cut"
     assert counts[:, 5:].sum() > 3, "copies beyond the drafts were accepted"
-
-
-@pytest.mark.slow
-def test_merged_drafts_keep_the_distribution():
-    drafter = Hybrid(PromptLookup(num_tokens=2), DrawnTree())
-    assert p_value(drafter, {"copy": None, "head": bigram(VOCAB)}) > 1e-3
-
-
-# ---- Rejected settings -------------------------------------------------------------------------
-
-
-BOTH = {"copy": None, "head": None}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from specjax.decoding.drafter import Context, Drafter, Params, Probe, Proposal
+from specjax.decoding import Context, Drafter, Draw, Params, Probe, Proposal
 from specjax.decoding.prompt import Prompt, from_ids
-from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import DraftTree, chain, sorted_choices
 from specjax.models.cache import KVCache
 from specjax.models.config import TransformerConfig
@@ -210,13 +209,3 @@ class DrawnTree(Trusting):
             is_chain=False,
         )
         return Proposal(tree), state
-
-
-class Lying:
-    """Mixed into a drafter: claims that its tokens were drawn from a flat distribution."""
-
-    def propose(self, target, params, state, context, draw):
-        (tree, _), state = super().propose(target, params, state, context, draw)
-        assert tree.draft_probs is not None
-        flat = jnp.full_like(tree.draft_probs, 1 / tree.draft_probs.shape[-1])
-        return Proposal(replace(tree, draft_probs=flat)), state
