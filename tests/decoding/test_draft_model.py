@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.decoding import DraftTree, Draw, Engine, Params, Proposal, Sampling
+from specjax.decoding import DraftTree, Draw, Engine, Params, Sampling
 from specjax.decoding.drafters.draft_model import DraftModel, SharedVocabulary
 from specjax.decoding.drafters.length_rules import Confidence, Disco, Fixed, Heuristic
 from specjax.models.transformer import Transformer
@@ -59,9 +59,6 @@ def test_a_chosen_draft_is_right_too_and_worse_where_the_target_draws():
         out = contract.assert_lossless(own, params, **settings)
         accepted.append(float(out.stats.mean_accepted_length))
     assert accepted[1] < accepted[0] - 0.3
-
-
-# ---- round by round ----------------------------------------------------------------------------
 
 
 STEPPED = slow_except(
@@ -162,9 +159,6 @@ def test_nothing_is_drafted_beyond_the_positions_of_the_draft():
     assert drafter("fixed").draft.config.longest_text >= 37 + NEW_TOKENS
 
 
-# ---- rejection ---------------------------------------------------------------------------------
-
-
 def test_a_tree_holds_what_its_tokens_were_drawn_from_if_the_rule_needs_it():
     rejection = Sampling(temperature=0.5, verification="rejection")
     fixed, params = drafter("fixed"), Params(target()[1], with_rule("fixed", near()))
@@ -199,28 +193,17 @@ def test_params_that_do_not_belong_together_are_rejected():
     own = target()[1]
     form = "DraftModel needs the params {'draft': the draft's weights"
     other = "the draft: the model's params do not fit it .*; pass those that were loaded with it"
-    vocabulary = SharedVocabulary(*[jnp.arange(39)] * 3)
+    shared = with_rule("fixed", own) | {"vocabulary": SharedVocabulary(*[jnp.arange(39)] * 3)}
     for rule, params, message in (
         ("fixed", None, form),
         ("fixed", {"draft": 1}, form),
-        ("fixed", {"draft": target(layers=1)[1], "rule": None}, other),
-        ("fixed", {"draft": None, "rule": None}, other),
-        (
-            "fixed",
-            {"draft": own, "rule": classifier()},
-            "length rule Fixed has no params but was given some",
-        ),
-        ("disco", {"draft": own, "rule": None}, "Disco needs the weights of a classifier; pass"),
-        (
-            "fixed",
-            {"draft": own, "rule": None, "vocabulary": vocabulary},
-            "that of 39 target tokens, not of 40",
-        ),
+        ("fixed", with_rule("fixed", target(layers=1)[1]), other),
+        ("fixed", with_rule("fixed", None), other),
+        ("fixed", with_rule("disco", own), "length rule Fixed has no params but was given some"),
+        ("disco", with_rule("fixed", own), "Disco needs the weights of a classifier; pass"),
+        ("fixed", shared, "that of 39 target tokens, not of 40"),
     ):
         contract.assert_params_rejected(drafter(rule), params, message)
-
-
-# ---- vocabularies ------------------------------------------------------------------------------
 
 
 def padded_draft(num_tokens: int, **settings):

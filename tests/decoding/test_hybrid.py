@@ -8,19 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.decoding import Context, DraftTree, Engine, Outcome, Params, chain
+from specjax.decoding.drafters import hybrid
 from specjax.decoding.drafters.draft_model import DraftModel
-from specjax.decoding.drafters.hybrid import (
-    LIKELY,
-    PRIOR_RIGHT,
-    PRIOR_WRONG,
-    Hybrid,
-    HybridState,
-    log_rates,
-    merge_trees,
-    without_unlikely,
-)
+from specjax.decoding.drafters.hybrid import Hybrid, HybridState, log_rates
 from specjax.decoding.drafters.length_rules import Fixed
 from specjax.decoding.drafters.lookahead import Lookahead
 from specjax.decoding.drafters.prompt_lookup import PromptLookup
@@ -34,8 +25,7 @@ from tests.decoding.test_head_trees import found_paths
 from tests.decoding.test_tree import assert_well_formed
 from tests.decoding.tiny import Oracle, slow_except, target
 
-
-# ---- The merged tree ---------------------------------------------------------------------------
+BOTH = {"copy": None, "head": None}
 
 
 def random_tree(numbers: np.random.Generator, num_nodes: int) -> tuple[DraftTree, jax.Array]:
@@ -56,15 +46,16 @@ def random_tree(numbers: np.random.Generator, num_nodes: int) -> tuple[DraftTree
 
 def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
     numbers, num_shared = np.random.default_rng(0), 0
-    merge = jax.jit(merge_trees, static_argnums=(4, 5))
+    merge = jax.jit(hybrid.merge_trees, static_argnums=(4, 5))
     for _ in range(40):
-        given = [random_tree(numbers, size) for size in (9, 12)]
-        best: dict[Path, float] = {}
+        given = jax.device_get([random_tree(numbers, size) for size in (9, 12)])
+        best: dict[tuple[int, ...], float] = {}
         for tree, scores in given:
             for path, score in zip([(), *found_paths(tree, 0)], scores[0], strict=False):
                 num_shared += path in best
                 best[path] = max(best.get(path, -np.inf), float(score))
-        merged = merge(given[0][0], given[1][0], given[0][1], given[1][1], 8, 8)
+        trees, scores = zip(*given, strict=True)
+        merged = jax.device_get(merge(*trees, *scores, 8, 8))
         assert_well_formed(merged)
         found = [(), *found_paths(merged, 0)]
         wanted = sorted(best, key=lambda path: -best[path])[:8]
@@ -74,13 +65,13 @@ def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
 
 def test_nodes_beyond_its_tokens_are_verified_only_if_they_are_likely():
     numbers, counts = np.random.default_rng(0), set()
-    cut = jax.jit(without_unlikely, static_argnums=1)
+    cut = jax.jit(hybrid.without_unlikely, static_argnums=1)
     for _ in range(40):
         tree, scores = random_tree(numbers, 8)
         tree = replace(tree, scores=scores / 3)
         kept = jax.device_get(cut(tree, 4))
         ranked = sorted(tree.scores[0][tree.valid[0]].tolist(), reverse=True)
-        is_likely = sum(np.exp(ranked[4:])) / 4 >= LIKELY
+        is_likely = sum(np.exp(ranked[4:])) / 4 >= hybrid.LIKELY
         count = int(kept.valid.sum())
         assert kept.valid[0].tolist() == [True] * count + [False] * (8 - count)
         wanted = ranked if is_likely else ranked[:4]
@@ -88,9 +79,6 @@ def test_nodes_beyond_its_tokens_are_verified_only_if_they_are_likely():
         assert {*found_paths(kept, 0)} <= {*found_paths(tree, 0)}
         counts.add(count)
     assert 4 in counts and max(counts) > 4
-
-
-# ---- Its parts ---------------------------------------------------------------------------------
 
 
 def test_the_budget_goes_to_the_part_that_was_right():
@@ -128,13 +116,13 @@ def test_a_head_follows_paths_that_were_copied(is_sure):
 
 def head_pays(played: Round, head_cost: float) -> np.ndarray:
     """Whether a copy fails so often that the head's first token is worth its cost."""
-    hybrid, proposed = played.before.drafter, played.proposed
-    right, wrong = hybrid.right + PRIOR_RIGHT, hybrid.wrong + PRIOR_WRONG
+    state, proposed = played.before.drafter, played.proposed
+    right, wrong = state.right + hybrid.PRIOR_RIGHT, state.wrong + hybrid.PRIOR_WRONG
     short, long, later = np.moveaxis((right / (right + wrong))[:, 0], -1, 0)
     first = np.where(proposed.has_long_match[:, 0], long, short)
     depth = np.where(proposed.drafted[0].valid, proposed.drafted[0].depth, 0).max(axis=1)
     copied = [rate * sum(later[b] ** np.arange(depth[b])) for b, rate in enumerate(first)]
-    num_right, num_wrong = (counts[:, 1] for counts in (hybrid.right, hybrid.wrong))
+    num_right, num_wrong = (counts[:, 1] for counts in (state.right, state.wrong))
     drafts = (num_right + num_wrong)[:, :2].sum(axis=1)
     gain = (1 - first) * (1 + num_right.sum(axis=1)) / (1 + drafts)
     return (depth == 0) | (gain > head_cost * (1 + np.asarray(copied)))
@@ -150,13 +138,10 @@ def test_copies_of_long_matches_have_a_rate_of_their_own():
         committed = jnp.array([[1, 2, 3, 4] if is_right else [1, 5, 0, 0]])
         context = Context(committed, jnp.array([4 if is_right else 2]))
         verification = Verification(jnp.zeros((1, 3), int), jnp.array([0]), jnp.array([0]))
-        outcome = Outcome(
-            chains[0], ModelOutput(None, None, None), verification, context, jnp.array([0])
-        )
+        outcome = Outcome(chains[0], ModelOutput(None), verification, context, jnp.array([0]))
         is_long = jnp.array([[is_right, False]])
         state = replace(state, drafted=tuple(chains), has_long_match=is_long)
-        params = Params(None, {"copy": None, "head": None})
-        state = update(params, state, outcome)
+        state = update(Params(None, BOTH), state, outcome)
     short, long, later = np.exp(log_rates(state))[0, 0]
     assert short < 0.3 < 0.8 < long and later > 0.8
     np.testing.assert_allclose(np.exp(log_rates(state))[0, 1], [1 / 3, 3 / 4, 3 / 4])
@@ -176,13 +161,12 @@ def test_a_draft_model_follows_paths_that_were_copied():
 
 
 @pytest.mark.parametrize(
-    "hybrid, params, message",
+    "drafter, params, message",
     [
         (Hybrid(PromptLookup(), Lookahead()), BOTH, "Lookahead cannot be the head of a hybrid"),
         (Hybrid(), BOTH, "needs two drafters, not names"),
         (Hybrid(PromptLookup(), PromptLookup()), None, "the params of both its parts"),
     ],
 )
-def test_parts_that_cannot_be_merged_are_rejected(hybrid, params, message):
-    with pytest.raises(SpecjaxError, match=message):
-        hybrid.check(target()[0], params)
+def test_parts_that_cannot_be_merged_are_rejected(drafter, params, message):
+    assert_params_rejected(drafter, params, message)
