@@ -22,7 +22,8 @@ from specjax.models.config import Rope
 from specjax.models.families import read_config
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.transformer import Transformer
-from tests.decoding.contract import KEY, SAMPLINGS
+from tests.decoding.contract import KEY, SAMPLINGS, continued
+from tests.decoding.rounds import rows_of
 from tests.decoding.tiny import BATCH, PASSES, OracleTree, Watched, pass_widths, prompt, target
 from tests.models import checkpoints
 
@@ -68,18 +69,13 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone():
     """Also with a dynamic RoPE, which depends on how long each text is: 45 to 70 tokens."""
     model, params = target(layers=1)
     config = replace(model.config, max_position_embeddings=48, rope=Rope("dynamic", factor=2.0))
+    sampling, drafter = SAMPLINGS["sampled"], PromptLookupPlus(layer=1)
+    engine = Engine(Transformer(config), drafter, sampling, max_new_tokens=40)
     batch = prompt()
-    run = partial(
-        speculative_generate,
-        target=Transformer(config),
-        drafter=PromptLookupPlus(layer=1),
-        sampling=SAMPLINGS["sampled"],
-        max_new_tokens=40,
-    )
-    together = run(Params(params), batch, KEY)
-    for row in range(BATCH):  # the padding, to 30 or 32 tokens, must not count
-        alone = from_ids([batch.tokens[row, : batch.length[row]].tolist()], bucket=30)
-        out = run(Params(params), alone, jax.random.fold_in(KEY, row))
+    together = engine.generate(Params(params), batch, KEY)
+    for row, text in enumerate(rows_of(batch.tokens, batch.length)):
+        alone = from_ids([text], bucket=30)  # the padding, to 30 or 32 tokens, must not count
+        out = engine.generate(Params(params), alone, jax.random.fold_in(KEY, row))
         np.testing.assert_array_equal(out.tokens[0], together.tokens[row])
 
 
@@ -92,10 +88,8 @@ def test_a_dynamic_rope_depends_on_the_text_so_far_and_on_nothing_else():
     numbers = np.random.default_rng(5)
     given = from_ids([numbers.integers(0, 40, length).tolist() for length in (60, 30, 5)], 64)
     expected, _ = reference_generate(params, given, KEY, **run, max_new_tokens=100)
-    texts = jnp.pad(given.tokens, ((0, 0), (0, 100)))
-    for row, length in enumerate(given.length.tolist()):
-        texts = texts.at[row, length : length + 100].set(expected[row])
-    known, run = Params(params, texts), run | {"drafter": OracleTree()}
+    known = Params(params, continued(expected, [100] * 3, given))
+    run |= {"drafter": OracleTree()}
     for count in (40, 100):
         out = speculative_generate(known, given, KEY, **run, max_new_tokens=count)
         np.testing.assert_array_equal(out.tokens, expected[:, :count])
@@ -112,18 +106,10 @@ def test_texts_under_a_dynamic_rope_are_those_of_transformers(tmp_path, prompt_l
     given = np.random.default_rng(1).integers(3, 61, (1, prompt_length))
     theirs.generation_config.eos_token_id = None
     said = theirs.generate(torch.from_numpy(given), max_new_tokens=38, do_sample=False)
-    out = speculative_generate(
-        Params(load_transformer(tmp_path / "target", config, jnp.float32)),
-        from_ids(given.tolist()),
-        KEY,
-        target=Transformer(config),
-        drafter=PromptLookup(),
-        max_new_tokens=38,
-    )
+    params = Params(load_transformer(tmp_path / "target", config, jnp.float32))
+    engine = Engine(Transformer(config), PromptLookup(), max_new_tokens=38)
+    out = engine.generate(params, from_ids(given.tolist()), KEY)
     np.testing.assert_array_equal(out.tokens, said.numpy()[:, prompt_length:])
-
-
-# ---- The engine's programs ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -153,17 +139,14 @@ def test_warming_up_runs_a_pass_of_every_width_and_lowers_the_programs_that_run(
 
 def test_every_pass_is_padded_to_the_width_of_the_target(watched):
     engine, (params, asked, key) = watched
-    full = replace(engine, target=Watched(engine.target.config, padded_width=24))
-    texts = []
-    for drafter in (Autoregressive(), engine.drafter):
-        own = replace(full, drafter=drafter)
+    full = Watched(engine.target.config, padded_width=24)
+    plain, texts = replace(engine, drafter=Autoregressive()), []
+    for own in (plain, replace(plain, target=full), replace(engine, target=full)):
         state = own.prefill(params, asked, key)
-        assert state.cache.num_slots == engine.num_slots(asked.tokens.shape[1])
         jax.effects_barrier()
         PASSES.clear()
-        texts.append(np.asarray(own.generation(own.run(params, state, 6)).tokens))
-        assert set(pass_widths()) == {24}
-    plain = replace(engine, drafter=Autoregressive())
-    expected = plain.generation(plain.run(params, plain.prefill(params, asked, key), 6)).tokens
-    for text in texts:
-        np.testing.assert_array_equal(text, expected)
+        texts.append(own.generation(own.run(params, state, 6)).tokens.tolist())
+        if own is not plain:
+            assert state.cache.num_slots == engine.num_slots(asked.tokens.shape[1])
+            assert set(pass_widths()) == {24}
+    assert texts[0] == texts[1] == texts[2]

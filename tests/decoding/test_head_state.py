@@ -32,9 +32,6 @@ WITH_CACHE.pop("parallel dynamic")  # keeps what "parallel" keeps
 assert_close = partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5)
 
 
-# ---- After every round, wherever the path was cut ----------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_CACHE)
 def test_the_cache_and_the_pending_features_are_those_of_the_committed_text(name):
@@ -115,8 +112,6 @@ def test_a_long_prompt_is_prefilled_in_chunks():
     assert_of_text(heads.EAGLE2, state, state.drafter, engine.drafter.max_depth)
 
 
-# ---- Passes ------------------------------------------------------------------------------------
-
 CALLS: list[int] = []  # the rows of each pass of a head
 
 
@@ -183,9 +178,6 @@ def test_defaults_are_those_published():
     }
     for drafter, expected in sizes.items():
         assert (drafter.num_nodes, drafter.max_depth, drafter.num_fed) == expected
-
-
-# ---- What does not belong together -------------------------------------------------------------
 
 
 def test_choices_that_do_not_form_a_tree_are_rejected():

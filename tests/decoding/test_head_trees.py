@@ -55,15 +55,10 @@ def found_paths(tree: DraftTree, row: int) -> Paths:
 
 
 @jax.jit
-def filtered_and_noise(draw: Draw, logits, depth):
-    positions = draw.round_start[:, None] + depth
-    return draw.filtered(logits), draw.noise(positions, len(logits))[:, 0]
-
-
-def law_and_noise(draw: Draw, row: int, logits, depth: int) -> tuple[np.ndarray, np.ndarray]:
+def law_and_noise(draw: Draw, row: int, logits, depth: int):
     """The filtered log-probabilities, and the noise that many tokens below the root of a row."""
-    law, noise = filtered_and_noise(draw, jnp.asarray(logits), depth)
-    return np.asarray(law), np.asarray(noise)[row]
+    noise = draw.noise(draw.round_start[:, None] + depth, len(logits))
+    return draw.filtered(logits), noise[row, 0]
 
 
 def readings(headed: heads.Headed, sampling: Sampling, state: LoopState):
@@ -72,9 +67,6 @@ def readings(headed: heads.Headed, sampling: Sampling, state: LoopState):
     for row in np.flatnonzero(~state.is_done):
         text = state.tokens[row, : state.length[row]].tolist()
         yield row, draw, text[-1], heads.literal(headed, text)
-
-
-# ---- Trees of a fixed shape --------------------------------------------------------------------
 
 
 def by_choices(choices: Choices, draw: Draw, row: int, logits_after: Callable):
@@ -88,7 +80,7 @@ def by_choices(choices: Choices, draw: Draw, row: int, logits_after: Callable):
         path = paths[choice[:-1]]
         scores = logits_after(path)
         if not sampling.is_greedy:
-            law, noise = law_and_noise(draw, row, scores, len(path))
+            law, noise = map(np.asarray, law_and_noise(draw, row, scores, len(path)))
             laws[path] = np.exp(law)
             # What the target would draw; a token that its filters cut is set back.
             scores = scores / sampling.temperature + noise - CUT_PENALTY * np.isneginf(law)
@@ -132,8 +124,6 @@ def test_every_node_is_the_token_of_its_rank_below_its_parent(name, sampling):
                 assert all(law[other[-1]] > 0 for other in expected if other[:-1] == path)
 
 
-# ---- Trees that grow where the head is confident -----------------------------------------------
-
 SAMPLED = Sampling(temperature=0.8, top_p=0.9)
 
 
@@ -149,7 +139,7 @@ def by_confidence(headed: heads.Headed, draw: Draw, row: int, logits_after: Call
         if sampling.is_greedy or sampling.needs_draft_probs:
             return np.asarray(jax.nn.log_softmax(logits))
         blind = np.exp(jax.nn.log_softmax(logits), dtype=np.float64)
-        law, noise = law_and_noise(draw, row, logits, len(path))
+        law, noise = map(np.asarray, law_and_noise(draw, row, logits, len(path)))
         bent = logits + sampling.temperature * (noise - CUT_PENALTY * np.isneginf(law))
         seeing = np.exp(jax.nn.log_softmax(bent), dtype=np.float64)
         share = drafter.noise_share

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.core.errors import SpecjaxError
 from specjax.decoding import Engine, Params
 from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, PromptLookupPlusAttention
 from specjax.models.target import Taps
+from tests.decoding.contract import assert_params_rejected
 from tests.decoding.rounds import Round, rounds_of
 from tests.decoding.test_prompt_lookup import SLOTS, TEXTS, WIDTH, assert_drafts, texts
-from tests.decoding.tiny import BATCH, plain_pass, prompt, slow_except, target
+from tests.decoding.tiny import BATCH, plain_pass, slow_except, target
 
 
 def equation_3(drafter: PromptLookupPlus, text: list[int], states: np.ndarray) -> list[int]:
@@ -63,9 +63,6 @@ def test_attention_ranks_by_equation_2(num_tokens, candidates):
     assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
 
 
-# ---- What the target reveals -------------------------------------------------------------------
-
-
 @cache
 def played(drafter) -> list[Round]:
     engine = Engine(target()[0], drafter, max_new_tokens=80)
@@ -109,9 +106,6 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
             np.testing.assert_allclose(found, expected[row, count - 1, :count], atol=1e-5)
 
 
-# ---- Settings ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layers, expected", [(1, 1), (16, 4), (32, 9), (60, 9)])
 def test_pld_plus_takes_the_papers_layer_or_one_as_deep(layers, expected):
     config = replace(target()[0].config, num_hidden_layers=layers)
@@ -126,15 +120,13 @@ def test_heads_of_a_layer_stand_in_for_induction_heads():
 
 
 @pytest.mark.parametrize(
-    "kind, settings, message",
+    "drafter, message",
     [
-        (PromptLookupPlus, {"layer": -2}, "hidden layer -2 does not exist: the model has layers 0"),
-        (PromptLookupPlusAttention, {"heads": ((2, 0),)}, r"\(layer 2, head 0\) does not"),
-        (PromptLookupPlusAttention, {"heads": ((0, 9),)}, r"\(layer 0, head 9\) does not"),
-        (PromptLookupPlusAttention, {"heads": ()}, "no heads are chosen"),
+        (PromptLookupPlus(layer=-2), "hidden layer -2 does not exist: the model has layers 0"),
+        (PromptLookupPlusAttention(heads=((2, 0),)), r"\(layer 2, head 0\) does not"),
+        (PromptLookupPlusAttention(heads=((0, 9),)), r"\(layer 0, head 9\) does not"),
+        (PromptLookupPlusAttention(heads=()), "no heads are chosen"),
     ],
 )
-def test_pld_plus_rejects_settings_that_do_not_fit(kind, settings, message):
-    model, params = target()
-    with pytest.raises(SpecjaxError, match=message):
-        Engine(model, kind(**settings), max_new_tokens=4).check(Params(params), prompt(1))
+def test_pld_plus_rejects_settings_that_do_not_fit(drafter, message):
+    assert_params_rejected(drafter, None, message)

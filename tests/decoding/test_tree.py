@@ -36,9 +36,6 @@ def assert_well_formed(tree: DraftTree):
             assert tree.depth[row, node] == len(path_of(tree, row, node)) - 1
 
 
-# ---- chain -------------------------------------------------------------------------------------
-
-
 def test_a_chain_is_the_root_and_its_first_drafted_tokens():
     drafted = np.arange(100, 100 + 4 * 5).reshape(5, 4)
     tree = chain(jnp.arange(5), jnp.asarray(drafted), count=jnp.arange(5))
@@ -49,9 +46,6 @@ def test_a_chain_is_the_root_and_its_first_drafted_tokens():
         assert tree.tokens[row].tolist() == [row, *drafted[row]]
         assert tree.parents[row].tolist() == [NO_PARENT, 0, 1, 2, 3]
         assert tree.depth[row].tolist() == [0, 1, 2, 3, 4]
-
-
-# ---- merge_paths -------------------------------------------------------------------------------
 
 
 def trie(root: int, paths, num_nodes: int) -> tuple[list[int], list[int], list[int]]:
@@ -96,9 +90,6 @@ def test_merged_paths_are_the_trie_of_their_prefixes(num_nodes):
         assert max(counts) == num_nodes, "the budget cuts none of them"
     else:
         assert min(counts) < max(counts) < num_nodes, "the budget cuts some of them"
-
-
-# ---- ancestors ---------------------------------------------------------------------------------
 
 
 def tree_of(parents: np.ndarray, **fields) -> DraftTree:
