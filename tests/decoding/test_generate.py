@@ -69,7 +69,7 @@ def test_a_sequence_of_a_batch_equals_its_prompt_alone():
     """Also with a dynamic RoPE, which depends on how long each text is: 45 to 70 tokens."""
     model, params = target(layers=1)
     config = replace(model.config, max_position_embeddings=48, rope=Rope("dynamic", factor=2.0))
-    sampling, drafter = SAMPLINGS["sampled"], PromptLookupPlus(layer=1)
+    sampling, drafter = SAMPLINGS["sampled"], PromptLookupPlus(7, layer=1)
     engine = Engine(Transformer(config), drafter, sampling, max_new_tokens=40)
     batch = prompt()
     together = engine.generate(Params(params), batch, KEY)

@@ -72,6 +72,9 @@ def pass_widths() -> list[int]:
     return [tokens.shape[1] for tokens in PASSES]
 
 
+FULL = ()  # passes of the whole tree alone: a narrow one would be compiled, and never run
+
+
 class Trusting(Drafter):
     """Accepts any params."""
 
@@ -93,6 +96,10 @@ class Oracle(Trusting):
     @property
     def num_nodes(self) -> int:
         return self.max_depth + 1
+
+    @property
+    def pass_widths(self) -> tuple[int, ...] | None:
+        return None if self.vary_length else FULL
 
     def propose(self, target, params: Params, state, context: Context, draw: Draw):
         at = context.length[:, None] + jnp.arange(self.max_depth)[None, :]
@@ -133,6 +140,7 @@ class OracleTree(Trusting):
     )
     max_depth = 4
     num_probes = 3
+    pass_widths = FULL
 
     @property
     def num_nodes(self) -> int:
@@ -161,6 +169,8 @@ class DrawnChain(Trusting):
     max_depth: int = 2
     lie: str = ""  # "" | "greedy": drafts argmax, claims the table | "peek": drops unlikely draws
 
+    pass_widths = FULL
+
     @property
     def num_nodes(self) -> int:
         return self.max_depth + 1
@@ -188,6 +198,7 @@ class DrawnTree(Trusting):
 
     max_depth = 2
     num_nodes = 7
+    pass_widths = FULL
 
     def propose(self, target, params: Params, state, context: Context, draw: Draw):
         def two(token, position):
