@@ -61,8 +61,9 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def url(tiny):
+    """It does not draft, since every setting that is valid is compiled."""
     target = specjax.load(tiny)
-    worker = Worker(target, specjax.load_drafter("pld", target), LIMIT, batch=2)
+    worker = Worker(target, specjax.load_drafter("plain", target), LIMIT, batch=2)
     with serving(make_app(worker)) as url:
         yield url
 

@@ -34,6 +34,7 @@ from specjax.serve.app import MAX_BODY_BYTES, _answer, make_app
 from specjax.serve.chats import START_SECONDS, ChatFormatter
 from specjax.serve.requests import read_request
 from specjax.serve.worker import Busy, Job, Worker
+from tests.cli.target import CONFIG, write_target
 
 LIMIT = 24
 PROMPT = "def longest_run(values):\n"
@@ -415,17 +416,18 @@ def test_others_need_a_key(tiny, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_server_after_the_texts_it_is_generating(tiny):
+def test_a_signal_ends_the_server_after_the_texts_it_is_generating(tmp_path):
+    write_target(tmp_path / "target", replace(CONFIG, num_hidden_layers=1))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "specjax", "serve", "--target", str(tiny)]
+    command = [sys.executable, "-m", "specjax", "serve", "--target", str(tmp_path / "target")]
     process = subprocess.Popen([*command, "--port", str(port)], env=os.environ.copy())
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         for _ in range(600):
             try:
-                assert [model.id for model in client.models.list()] == [str(tiny)]
+                assert [model.id for model in client.models.list()] == [str(tmp_path / "target")]
                 break
             except openai.APIConnectionError:
                 time.sleep(0.2)

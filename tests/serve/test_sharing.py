@@ -22,8 +22,8 @@ FIRST = [{"role": "user", "content": f"Rename `count`:\n{SOURCE}"}]
 
 
 @pytest.fixture(scope="module")
-def target():
-    return specjax.load("pocket")
+def target(tiny):
+    return specjax.load(tiny)
 
 
 @contextmanager
