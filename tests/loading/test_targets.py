@@ -56,23 +56,18 @@ def failure(name, **options) -> str:
 # ---- What comes back ---------------------------------------------------------------------------
 
 
-def test_a_folder_gives_model_params_and_config(folder):
-    target = targets.load(folder)
+@pytest.mark.parametrize(
+    ("dtype", "given"), [(None, "float32"), ("bfloat16", "bfloat16"), (jnp.float16, "float16")]
+)
+def test_a_folder_gives_model_config_and_params_of_the_dtype(folder, dtype, given):
+    target = targets.load(folder, dtype=dtype)
     assert target.name == str(folder)
     assert target.config == target.model.config == CONFIG
     assert target.params["layers_1"]["mlp"]["up_proj"]["weight"].shape == (48, 32)
-    assert target.tokenizer is None
-    assert target.eos == (2,)
-    assert "params" not in repr(target)
-
-
-@pytest.mark.parametrize(
-    ("asked", "given"), [(None, "float32"), ("bfloat16", "bfloat16"), (jnp.float16, "float16")]
-)
-def test_params_take_the_dtype_asked_for(folder, asked, given):
-    params = targets.load(folder, dtype=asked).params
-    leaves = jax.tree.leaves(params, is_leaf=is_stored)
+    leaves = jax.tree.leaves(target.params, is_leaf=is_stored)
     assert {leaf.dtype.name for leaf in leaves} == {given}
+    assert target.tokenizer is None
+    assert "params" not in repr(target)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +81,12 @@ def test_params_take_the_dtype_asked_for(folder, asked, given):
 )
 def test_eos_tokens_of_the_generation_config_are_added(folder, more, eos, capsys):
     """Those outside the vocabulary are left out."""
-    (folder / "generation_config.json").write_text(json.dumps(more))
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(more))
     target = targets.load(folder)
     assert target.eos == target.model.config.eos_token_id == eos
     warning = f"eos {CONFIG.vocab_size} is outside the vocabulary"
     assert (warning in capsys.readouterr().err) == (eos == (2, 5))
-
-
-def test_a_damaged_generation_config_is_named(folder):
-    path = folder / "generation_config.json"
     for content, message in (
         ("{", " is not valid JSON"),
         ('{"eos_token_id": [2, null]}', ": `eos_token_id` must be"),
@@ -120,10 +112,8 @@ def test_the_code_of_a_tokenizer_is_never_run_nor_asked_about(folder, monkeypatc
     settings = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": kind}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    message = failure(folder)
-    assert message.startswith(
-        f"the tokenizer in {folder} requires custom code, which specjax does not run"
-    )
+    why = "requires custom code, which specjax does not run"
+    assert failure(folder).startswith(f"the tokenizer in {folder} {why}")
 
 
 def test_the_pocket_target_lies_inside_the_package(folder, monkeypatch):

@@ -58,30 +58,21 @@ def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():
 NONE = "is not a file of `specjax tune`"
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
+def test_a_file_that_is_damaged_or_of_another_model_or_missing_is_refused(tmp_path):
+    path = tmp_path / "specjax.json"
+    with pytest.raises(SpecjaxError, match=r"specjax.json cannot be read"):
+        read_tuned(path, "me")
+    others = r"was made for another model \(you, this one is me\); tune this target"
+    for content, message in (
         ("{", "is not valid JSON"),
         ("[]", "does not hold a JSON object"),
         ("{}", NONE),
         ('{"target": "me", "settings": 3}', NONE),
         ('{"target": "me", "settings": {}, "induction_heads": [[1]]}', NONE),
-        (
-            '{"target": "you", "settings": {}}',
-            r"was made for another model \(you, this one is me\); tune this target",
-        ),
-    ],
-)
-def test_a_file_that_is_damaged_or_of_another_model_is_refused(tmp_path, content, message):
-    path = tmp_path / "specjax.json"
-    path.write_text(content)
-    with pytest.raises(SpecjaxError, match=message):
-        read_tuned(path, "me")
-
-
-def test_a_file_that_is_missing_or_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(SpecjaxError, match=r"specjax.json cannot be read"):
-        read_tuned(tmp_path / "specjax.json", "me")
-    (tmp_path / "file").write_text("")
+        ('{"target": "you", "settings": {}}', others),
+    ):
+        path.write_text(content)
+        with pytest.raises(SpecjaxError, match=message):
+            read_tuned(path, "me")
     with pytest.raises(SpecjaxError, match="cannot write"):
-        write_tuned(tmp_path / "file" / "specjax.json", TUNED, "me")
+        write_tuned(path / "specjax.json", TUNED, "me")
