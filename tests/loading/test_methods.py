@@ -120,6 +120,7 @@ def trace(target: specjax.LoadedTarget, method: str, settings: dict[str, Any]) -
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"num_tokens": 5, "copy.num_tokens": 30}, {"copy": "hass", "head": "hybrid"}],
