@@ -29,6 +29,7 @@ FIELDS = (
     "compile_seconds"
 ).split()
 RENAMED = re.sub(r"\bvalue\b", "element", SOURCE)
+ONE_WIDTH = ("--padded-width", "16")  # of a pass, which is compiled once
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
 
 
@@ -59,9 +60,10 @@ def test_json_holds_the_promised_fields_and_the_tokens_of_plain_decoding(generat
 
 @pytest.mark.slow
 def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
-    assert generate("count = 1", "--quantize", "int4", "--compare")["identical"] is True
-    options = ["--target", str(tiny), "--quantize", "int8", "--dtype", "float32", "--compare"]
-    assert main(["generate", "count = 1", *SHORT, *options]) == 0
+    options = ("count = 1", "--compare", *ONE_WIDTH, "--quantize")
+    assert generate(*options, "int4")["identical"] is True
+    options += ("int8", "--dtype", "float32", "--target", str(tiny))
+    assert main(["generate", *SHORT, *options]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^pld +[\d.]+ +[\d.]+ +[\d.]+$", out, re.MULTILINE)
     assert re.search(r"^plain +[\d.]+ +[\d.]+ +1.00$", out, re.MULTILINE)
@@ -70,16 +72,17 @@ def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
 
 @pytest.mark.slow
 def test_rejection_and_typical_acceptance_do_not_promise_equal_tokens(generate, tiny, capsys):
-    options = ("count = 1", "--compare", "--temperature", "0.8", "--verification")
+    options = ("count = 1", "--compare", *ONE_WIDTH, "--verification")
+    greedy = generate(*options, "typical")
+    assert (greedy["identical"], greedy["is_lossy"]) == (True, False)
     for verification, is_lossy in (("rejection", False), ("typical", True)):
-        values = generate(*options, verification)
+        drawn = (*options, verification, "--temperature", "0.8")
+        values = generate(*drawn)
         assert values["identical"] is None
         assert (values["is_lossy"], values["plain"]["is_lossy"]) == (is_lossy, False)
-        assert main(["generate", *SHORT, "--target", str(tiny), *options, verification]) == 0
+        assert main(["generate", *SHORT, "--target", str(tiny), *drawn]) == 0
         printed = capsys.readouterr()
         assert ("LOSSY" in printed.out) == ("LOSSY" in printed.err) == is_lossy
-    greedy = generate(*options[:2], "--verification", "typical")
-    assert (greedy["identical"], greedy["is_lossy"]) == (True, False)
 
 
 def test_text_file_ids_and_standard_input_are_the_same_prompt_and_the_default_is_an_example(
@@ -151,20 +154,31 @@ def test_many_prompts_are_continued_line_by_line(generate, tiny, tmp_path, capsy
     file = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": "previous?"}
     rows = [{"prompt": "return best"}, "def f(x):", {"messages": [message]}]
+    command = ["generate", *SHORT, "--target", str(tiny), "--prompts"]
+
+    def records(source: Path | str) -> list[dict]:
+        assert main([*command, str(source)]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
     file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    command = ["generate", *SHORT, "--target", str(tiny), "--prompts", str(file)]
-    assert main(command) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["prompt"] for each in records] == ["return best", rows[1], [message]]
+    found = records(file)
+    assert [each["prompt"] for each in found] == ["return best", rows[1], [message]]
     expected = [generate("return best"), generate(rows[1]), generate("previous?", "--chat")]
-    assert [each["tokens"] for each in records] == [each["tokens"] for each in expected]
+    assert [each["tokens"] for each in found] == [each["tokens"] for each in expected]
+    read, write = os.pipe()
+    os.write(write, json.dumps(rows).encode())
+    os.close(write)
+    assert [each["tokens"] for each in records(f"/dev/fd/{read}")] == [
+        each["tokens"] for each in found
+    ]
+    os.close(read)
+    file.write_text(json.dumps("best " * 400))
+    assert main([*command, str(file)]) == 2
+    assert f"{file}:1: " in error_line()
     for record in ('{"question": 1}', '{"messages": []}', '{"prompt": ""}', "[]", "5", "{"):
         file.write_text(f'{{"prompt": "return best"}}\n{record}')
-        assert main(command) == 2
+        assert main([*command, str(file)]) == 2
         assert f"{file}:2 is not" in error_line()
-    file.write_text(json.dumps("best " * 400))
-    assert main(command) == 2
-    assert f"{file}:1: " in error_line()
 
 
 def test_a_chat_remembers_and_starts_anew(tiny, tmp_path, capsys, monkeypatch):
@@ -222,16 +236,6 @@ def test_ctrl_c_drops_each_answer_of_a_chat_and_another_signal_ends_it(
     monkeypatch.setattr("sys.stdin", StringIO("best?\n" * 4))
     assert main(["chat", "--target", str(tiny), *SHORT]) == 128 + signal.SIGTERM
     assert capsys.readouterr().err.count("no answer kept: interrupted") == 2
-
-
-def test_a_list_of_prompts_comes_through_a_pipe(tiny, capsys):
-    read, write = os.pipe()
-    os.write(write, json.dumps([{"prompt": "best value"}, {"prompt": "value best"}]).encode())
-    os.close(write)
-    command = ["generate", *SHORT, "--target", str(tiny), "--prompts", f"/dev/fd/{read}"]
-    assert main(command) == 0
-    os.close(read)
-    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 @pytest.mark.slow

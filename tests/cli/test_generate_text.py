@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -41,21 +42,15 @@ def test_text_and_messages_go_in_and_text_comes_out(tiny, target, generate, caps
     assert by_name.finish_reason == "length"
 
 
-def test_a_list_of_prompts_is_a_batch(target):
-    texts = specjax.generate_text(target, [PROMPT, OTHER], max_new_tokens=24)
-    assert texts == [
-        specjax.generate_text(target, text, max_new_tokens=24) for text in (PROMPT, OTHER)
-    ]
+def test_a_list_of_prompts_is_a_batch_that_runs_on_where_a_stop_text_ends_one(target):
+    generate = partial(specjax.generate_text, target, max_new_tokens=24)
+    texts = generate([PROMPT, OTHER])
+    assert texts == [generate(PROMPT), generate(OTHER)]
     chats = [[{"role": "user", "content": text}] for text in (PROMPT, OTHER)]
-    answers = specjax.generate_text(target, chats, max_new_tokens=24)
-    assert answers == specjax.generate_text(target, [PROMPT, OTHER], chat=True, max_new_tokens=24)
-
-
-def test_what_a_stop_text_ends_stays_while_the_batch_runs_on(target):
-    stop = specjax.generate_text(target, PROMPT, max_new_tokens=64).text[4:8]
-    stopped, other = specjax.generate_text(target, [PROMPT, OTHER], stop=stop, max_new_tokens=64)
-    alone = specjax.generate_text(target, PROMPT, stop=stop, max_new_tokens=64)
-    assert (stopped, other.finish_reason) == (alone, "length")
+    assert generate(chats) == generate([PROMPT, OTHER], chat=True)
+    stop = texts[0].text[4:8]
+    stopped, other = generate([PROMPT, OTHER], stop=stop)
+    assert (stopped, other.finish_reason) == (generate(PROMPT, stop=stop), "length")
 
 
 def test_a_stream_shows_whole_characters_and_no_stop_text(target):
@@ -72,25 +67,16 @@ def test_a_stream_shows_whole_characters_and_no_stop_text(target):
 
 def test_the_command_line_takes_the_same_controls_and_has_log_probabilities(target, generate):
     word = specjax.generate_text(target, PROMPT, **SETTINGS).text[:4]
-    controls = {
-        "min_p": 0.01,
-        "top_k": 5,
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.25,
-        "logit_bias": {40: 3.0, 41: -2.5},
-        "bad_words": [word],
-        "min_new_tokens": 5,
-        "logprobs": 2,
-    }
-    options = "--min-p 0.01 --top-k 5 --repetition-penalty 1.3 --presence-penalty 0.5".split()
-    options += "--frequency-penalty 0.25 --logit-bias 40=3 --logit-bias 41=-2.5".split()
-    options += "--min-new-tokens 5 --logprobs 2 --bad-words".split()
+    controls = {"min_p": 0.01, "top_k": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5}
+    controls |= {"frequency_penalty": 0.25, "min_new_tokens": 5, "logprobs": 2}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in controls.items()]
+    options += ["--logit-bias", "40=3", "--logit-bias", "41=-2.5", "--bad-words", word]
+    controls |= {"logit_bias": {40: 3.0, 41: -2.5}, "bad_words": [word]}
     text = specjax.generate_text(target, PROMPT, **SETTINGS, **controls)
     assert not text.text.startswith(word)
     as_text = controls | {"bad_words": word}
     assert specjax.generate_text(target, PROMPT, **SETTINGS, **as_text) == text
-    records = generate(PROMPT, *OPTIONS, *options, word)["logprobs"]
+    records = generate(PROMPT, *OPTIONS, *options)["logprobs"]
     assert [record["token"] for record in records] == list(text.tokens)
     for record, expected in zip(records, text.logprobs, strict=True):
         assert record["raw"] == pytest.approx(expected["raw"], abs=1e-4)
@@ -103,23 +89,17 @@ def test_the_command_line_takes_the_same_controls_and_has_log_probabilities(targ
     assert parts[-1].logprobs[0] is parts[0].logprobs[0]  # each record is made once
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
+def test_requests_that_make_no_sense_are_rejected(target):
+    for prompt, options, message in (
         ("", {}, "prompt 0 is empty"),
         ([], {}, "no prompts given"),
         (PROMPT, {"temprature": 1.0}, "temprature is not an option of generate_text"),
         (PROMPT, {"stop": ""}, "stop must hold texts"),
         (PROMPT, {"bad_words": [5, 6]}, "bad_words is of type int; pass a text, or a list"),
         (PROMPT, {"top_p": 2.0}, "`top_p` must be above 0 and at most 1"),
-    ],
-)
-def test_requests_that_make_no_sense_are_rejected(target, prompt, options, message):
-    with pytest.raises(SpecjaxError, match=message):
-        specjax.generate_text(target, prompt, **options)
-
-
-def test_a_stream_of_no_rounds_is_rejected(target):
+    ):
+        with pytest.raises(SpecjaxError, match=message):
+            specjax.generate_text(target, prompt, **options)
     with pytest.raises(SpecjaxError, match="rounds_per_call 0 must be at least 1"):
         next(specjax.stream_text(target, PROMPT, rounds_per_call=0))
 
