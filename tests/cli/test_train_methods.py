@@ -1,7 +1,6 @@
 """`specjax train` for Medusa, Hydra and ParallelSpec, and what can be done with such heads."""
 
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
 from specjax.models.io.head_files import load_head, read_about
 from tests.cli.target import CONFIG
-from tests.cli.training import MEASURED, contents
+from tests.cli.training import MEASURED
 
 pytestmark = pytest.mark.slow
 
@@ -46,18 +45,6 @@ def test_a_run_leaves_a_head_that_drafts(runs, generate, method):
     assert read_about(runs[method] / "head")["method"] == method
     drafter = ("--method", method, "--drafter", str(runs[method]))
     assert generate("best value", *drafter, "--compare")["identical"] is True
-
-
-def test_a_run_goes_on_to_the_same_bits(runs, train, tmp_path):
-    out = tmp_path / "again"
-    arguments = (*TWO_STEPS, *SHAPES["parallel-eagle"], "--save-every", "1")
-    assert train("parallel-eagle", out, *arguments) == 0
-    shutil.rmtree(out / "head")
-    shutil.rmtree(out / "checkpoints" / "2")  # as if it had been killed after the first step
-    assert train("parallel-eagle", out, *arguments, "--resume") == 0
-    before, after = contents(runs["parallel-eagle"] / "head"), contents(out / "head")
-    weights = [name for name in before if name.endswith(".safetensors")]
-    assert weights and all(before[name] == after[name] for name in weights)
 
 
 @pytest.mark.parametrize("count", [0, 20])
