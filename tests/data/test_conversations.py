@@ -1,6 +1,7 @@
 """Conversations out of files and hub datasets: every form, and lines that are broken."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from specjax.data.conversations import Conversation, Turn, conversation_of, read
 PAIR = Conversation((Turn("user", "Hi"), Turn("assistant", "Hello")))
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 SHARED = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+SYSTEM = {"role": "system", "content": "Be kind."}
 PARTS = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
 FORMS = {
     "sharegpt": {"conversations": SHARED},
@@ -30,12 +32,9 @@ BROKEN = [
     ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of the unknown role 'tool'"),
     (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
-        "has list instead of text in a turn of 'user'",
+        "has list instead of text",
     ),
-    (
-        '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]}',
-        "has a system turn that is not the first",
-    ),
+    (json.dumps({"messages": [*SAID, SYSTEM]}), "has a system turn that is not the first"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no user turns"),
     ('{"prompt": "Hi", "response": " "}', "has no assistant turns"),
     ('{"prompt": 3, "response": "Hello"}', "has int instead of text in prompt"),
@@ -44,20 +43,15 @@ BROKEN = [
 
 
 @pytest.fixture
-def warnings(capsys):
-    """Lines printed to stderr since the last call."""
-    return lambda: [line.removeprefix("specjax: ") for line in capsys.readouterr().err.splitlines()]
-
-
-@pytest.fixture
-def read(tmp_path, warnings):
-    """Writes a file and returns what is read from it, and the warnings, its path left out."""
+def read(tmp_path, monkeypatch, capsys):
+    """Writes a file and returns what is read from it, and the warnings."""
 
     def write_and_read(content: str | bytes, name: str = "data.jsonl", **options):
-        file = tmp_path / name
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        conversations = list(read_conversations([file], **options))
-        return conversations, [line.replace(f"{tmp_path}/", "") for line in warnings()]
+        monkeypatch.chdir(tmp_path)
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        conversations = list(read_conversations([name], **options))
+        warnings = capsys.readouterr().err.splitlines()
+        return conversations, [line.removeprefix("specjax: ") for line in warnings]
 
     return write_and_read
 
@@ -71,17 +65,16 @@ def test_every_form_is_read_from_lines_and_from_lists(read, form):
 
 
 def test_forms_may_differ_from_line_to_line(read):
-    system = [{"from": "system", "value": "Be kind."}, *FORMS["sharegpt"]["conversations"]]
+    system = {"messages": [SYSTEM, *SAID]}
     asked = {"instruction": "Add.", "input": "1, 2", "output": "3"}
-    lines = [FORMS["openai"], {"text": " Once\ud83d\n"}, {"conversations": system}, asked]
-    conversations, reported = read("\ufeff" + "\n".join(map(json.dumps, lines)))
-    assert conversations == [
+    lines = [FORMS["sharegpt"], {"text": " Once\ud83d\n"}, system, asked]
+    expected = [
         PAIR,
         Conversation(text=" Once?\n"),  # half a character has no bytes
         Conversation((Turn("system", "Be kind."), *PAIR.turns)),
         Conversation((Turn("user", "Add.\n1, 2"), Turn("assistant", "3"))),
     ]
-    assert reported == []
+    assert read("\ufeff" + "\n".join(map(json.dumps, lines))) == (expected, [])
 
 
 @pytest.mark.parametrize("line, warning", BROKEN)
@@ -112,32 +105,30 @@ def test_only_the_first_broken_lines_are_named_one_by_one(read):
         ('{"prompt": "Hi"}\n{"prompt": "Ho"}', "data.jsonl:1 has no assistant turns"),
     ],
 )
-def test_a_source_without_conversations_is_rejected(read, tmp_path, content, reason):
+def test_a_source_without_conversations_is_rejected(read, content, reason):
     with pytest.raises(SpecjaxError) as caught:
         read(content)
-    message = str(caught.value).replace(f"{tmp_path}/", "")
-    assert message.startswith(f"data.jsonl holds no conversation ({reason}")
+    assert str(caught.value).startswith(f"data.jsonl holds no conversation ({reason}")
 
 
 def test_for_self_distillation_questions_are_enough(read):
-    system = [{"role": "system", "content": "x"}, {"role": "user", "content": "One"}]
-    more = [{"role": "assistant", "content": "y"}, {"role": "user", "content": "Two"}]
-    silent = {"messages": [system[0], more[0]]}
-    lines = [{"prompt": "Hi"}, {"messages": [*system, *more]}, {"text": "plain"}, silent]
+    more, silent = {"role": "user", "content": "Two"}, {"messages": [SYSTEM, SAID[1]]}
+    lines = [{"prompt": "Hi"}, {"messages": [SYSTEM, *SAID, more]}, {"text": "plain"}, silent]
     conversations, warnings = read("\n".join(map(json.dumps, lines)), needs_answers=False)
-    assert [each.questions for each in conversations] == [("Hi",), ("One", "Two"), ()]
+    assert [each.questions for each in conversations] == [("Hi",), ("Hi", "Two"), ()]
+
     assert conversations[2].text == "plain"
     assert warnings[0].startswith("data.jsonl:4 has no user turns")
 
 
-def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path, warnings):
+def test_a_limit_bounds_each_source_and_broken_lines_are_still_counted(tmp_path, capsys):
     for name in "ab":
         lines = ["{", *(json.dumps({"text": f"{name}{number}"}) for number in range(5)), "{"]
         (tmp_path / name).write_text("\n".join(lines))
     found = read_conversations([tmp_path / "b", str(tmp_path / "a")], limit=2)
     assert [each.text for each in found] == ["b0", "b1", "a0", "a1"]
-    counts = [line.rpartition("/")[2] for line in warnings()[1::2]]
-    assert counts == ["b", "a"]
+    counts = capsys.readouterr().err.splitlines()[1::2]
+    assert [line.rpartition("/")[2] for line in counts] == ["b", "a"]
 
 
 def test_a_conversation_is_checked():
@@ -161,9 +152,7 @@ def test_a_text_file_is_plain_text_cut_at_blank_lines(tmp_path):
     assert [each.text.count("word") for each in read_conversations([file])] == [60] * 13 + [20]
 
 
-@pytest.mark.parametrize(
-    "form", [{"prompt": "Hi", "response": "He"}, {"instruction": "Hi", "output": "He"}]
-)
-def test_an_answer_of_any_form_can_be_cut(form):
-    assert conversation_of({**form, "is_cut": True}).is_cut
-    assert not conversation_of(form).is_cut
+def test_an_answer_of_any_form_can_be_cut():
+    for form in ("alpaca", "response", "openai", "sharegpt"):
+        assert conversation_of({**FORMS[form], "is_cut": True}).is_cut
+        assert not conversation_of(FORMS[form]).is_cut

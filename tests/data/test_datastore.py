@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import sys
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,12 +39,6 @@ class Characters:
 
 def read(*sources) -> list[str]:
     return ["".join(map(chr, ids)) for ids in read_documents(sources, Characters())]
-
-
-def one_line(error: pytest.ExceptionInfo) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 # ---- Build -------------------------------------------------------------------------------------
@@ -112,42 +108,47 @@ def test_a_saved_datastore_loads_unchanged_and_is_not_overwritten(folder):
     assert load_datastore(folder).tokens.tolist() == FLAT
 
 
+def failure(folder) -> str:
+    """Returns the message, of one line, of a load that must fail."""
+    with pytest.raises(SpecjaxError) as caught:
+        load_datastore(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def test_a_folder_that_is_not_a_datastore_is_rejected(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(SpecjaxError) as caught:
-            load_datastore(path)
-        assert one_line(caught).startswith(f"{path} is not a datastore: it has no {METADATA}; ")
+        assert failure(path).startswith(f"{path} is not a datastore: it has no {METADATA}; ")
 
 
-METADATA_ERRORS = [
-    *((text, METADATA) for text in ("{", "[]", "{}")),
-    ({"format": "specjax datastore 2"}, r"json is damaged or .* build the datastore again"),
-    ({"vocab_size": "many"}, r"json is damaged or .* build the datastore again"),
-    ({"more": 1}, r"json is damaged or .* build the datastore again"),
-    ({"num_tokens": 9}, r"arrays are .* expected"),
-    ({"num_tokens": 11, "num_documents": 2}, "arrays are"),
-    ({"num_tokens": 0, "num_documents": 13}, "`num_tokens` must be at least 1"),
-    ({"vocab_size": 70_000}, "values from -1 to 70000 are outside -1 to 69999"),
-]
+DAMAGED = r"json is damaged or .* build the datastore again"
 
 
-@pytest.mark.parametrize(("changes", "message"), METADATA_ERRORS, ids=str)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *((text, METADATA) for text in ("{", "[]", "{}")),
+        *((changes, DAMAGED) for changes in ({"format": "2"}, {"vocab_size": "x"}, {"more": 1})),
+        ({"num_tokens": 9}, r"arrays are .* expected"),
+        ({"num_tokens": 11, "num_documents": 2}, "arrays are"),
+        ({"num_tokens": 0, "num_documents": 13}, "`num_tokens` must be at least 1"),
+        ({"vocab_size": 70_000}, "values from -1 to 70000 are outside -1 to 69999"),
+    ],
+    ids=str,
+)
 def test_metadata_that_is_damaged_or_contradicts_the_arrays_is_rejected(folder, changes, message):
     path = folder / METADATA
     is_text = isinstance(changes, str)
     path.write_text(changes if is_text else json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(SpecjaxError, match=message) as caught:
-        load_datastore(folder)
-    one_line(caught)
+    assert re.search(message, failure(folder))
 
 
-@pytest.mark.parametrize("kept", [0, -4])
-def test_a_truncated_file_is_rejected(folder, kept):
+def test_a_truncated_file_is_rejected(folder):
     whole = (folder / ARRAYS).read_bytes()
-    (folder / ARRAYS).write_bytes(whole[:kept])
-    with pytest.raises(SpecjaxError) as caught:
-        load_datastore(folder)
-    assert one_line(caught).startswith(f"{folder / ARRAYS} is damaged or does not match {METADATA}")
+    for kept in (-4, 0):
+        (folder / ARRAYS).write_bytes(whole[:kept])
+        message = f"{folder / ARRAYS} is damaged or does not match {METADATA}"
+        assert failure(folder).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +165,7 @@ def test_arrays_with_impossible_values_are_rejected(folder, name, index, value, 
     arrays = load_file(folder / ARRAYS)
     arrays[name][index] = value
     save_file(arrays, folder / ARRAYS)
-    with pytest.raises(SpecjaxError, match=message):
-        load_datastore(folder)
+    assert message in failure(folder)
 
 
 # ---- Read text ---------------------------------------------------------------------------------
@@ -207,41 +207,23 @@ def test_many_texts_are_tokenized_a_batch_at_a_time(tmp_path, monkeypatch):
     assert read(tmp_path / "a.jsonl") == texts
 
 
-def test_a_tokenizer_of_transformers_is_served(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2}, unk_token="b"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=2)
-    (tmp_path / "a.txt").write_text("a b b a")
-    assert tokenizer("a b")["input_ids"] == [0, 1, 2]
-    assert list(read_documents([tmp_path / "a.txt"], tokenizer)) == [[1, 2, 2, 1]]
-    before = tokenizer_fingerprint(tokenizer)
-    tokenizer.add_tokens(["c"])
-    assert tokenizer_fingerprint(tokenizer) != before
+def test_a_tokenizer_of_transformers_is_served(tiny_tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("best value")
+    ids = tiny_tokenizer("best value", add_special_tokens=False)["input_ids"]
+    assert list(read_documents([tmp_path / "a.txt"], tiny_tokenizer)) == [ids]
+    changed = deepcopy(tiny_tokenizer)
+    assert changed.add_tokens(["another"]) == 1
+    assert tokenizer_fingerprint(changed) != tokenizer_fingerprint(tiny_tokenizer)
 
 
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ('{"text": "\udcff"}', "is not JSON"),
-        ('{"a": 1}', "has no text under 'text' or 'content' or 'messages' or 'conversations'"),
-        ('["text"]', "has no text"),
-        ("[" * 10**6, "is not JSON"),
-    ],
-    ids=range(4),
-)
-def test_a_broken_line_is_named_and_skipped(tmp_path, line, message, capsys):
+@pytest.mark.parametrize("line", ['{"a": 1}', '["text"]', '{"text": ["text"]}'])
+def test_a_line_without_text_is_named_and_skipped(tmp_path, line, capsys):
     file = tmp_path / "a.jsonl"
-    text = f'{{"text": "one"}}\n\n{line}\n{{"text": "two"}}\n'
-    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    file.write_text(f'{{"text": "one"}}\n\n{line}\n{{"text": "two"}}\n')
     assert read(file) == ["one", "two"]
-    first, last = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"specjax: {file}:3 {message}")
-    assert last == f"specjax: left out 1 of 3 records of {file}"
-    file.write_bytes(line.encode("utf-8", "surrogateescape"))
+    keys = "'text' or 'content' or 'messages' or 'conversations'"
+    assert f"specjax: {file}:3 has no text under {keys}" in capsys.readouterr().err
+    file.write_text(line)
     with pytest.raises(SpecjaxError, match=r"holds no text \(.*; write lines such as"):
         read(file)
 
@@ -269,8 +251,8 @@ def test_hub_datasets_are_read_through_the_package_datasets(monkeypatch, capsys)
     assert "some/texts, row 3, has no text under" in capsys.readouterr().err
     with pytest.raises(SpecjaxError) as caught:
         read("some/rest")
-    message = "dataset some/rest could not be read (ConnectionError: no); check its name, or"
-    assert one_line(caught).startswith(message)
+    message = "dataset some/rest could not be read (ConnectionError: no); check its name, "
+    assert str(caught.value) == message + "or try again"
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SpecjaxError, match=r"some/texts does not exist here.*pip install datasets"):
         read("some/texts")

@@ -60,20 +60,18 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
     listed = io.BytesIO(json.dumps([row]).encode())
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(records, "hf_hub_download", download)
-    monkeypatch.setattr(
-        records, "urlopen", lambda address, timeout: asked.append(address) or listed
-    )
+    monkeypatch.setattr(records, "urlopen", lambda at, timeout: asked.append(at) or listed)
     on_hub = "https://huggingface.co/datasets/a/sums/resolve/main/v1/x.jsonl"
-    sources = ("a/sums:main:test", "a/sums", "a/sums::dev", on_hub, "https://x/y.json")
+    sources = {
+        "a/sums:main:test": ("a/sums", "main", "test"),
+        "a/sums": ("a/sums", "train"),
+        "a/sums::dev": ("a/sums", "dev"),
+        on_hub: ("a/sums", "v1/x.jsonl", "dataset", "main"),
+        "https://x/y.json": "https://x/y.json",
+    }
     for source in sources:
         assert [task.text for task in read_tasks(source, 3)] == ["How many?"]
-    assert asked == [
-        ("a/sums", "main", "test"),
-        ("a/sums", "train"),
-        ("a/sums", "dev"),
-        ("a/sums", "v1/x.jsonl", "dataset", "main"),
-        "https://x/y.json",
-    ]
+    assert asked == [*sources.values()]
 
 
 def test_only_what_is_wanted_of_a_hub_dataset_is_read(monkeypatch, capsys):
@@ -133,54 +131,45 @@ def test_later_turns_hold_the_chat_so_far(tiny_tokenizer, monkeypatch):
 ALPACA_OPENING = "Below is an instruction that describes a task"
 ANSWERED = "a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n###"
 
-FORMS = {
-    "Spec-Bench": (
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]},
-        Task("writing", ("Write.", "Again."), is_chat=True),
-    ),
+WITH_INPUT = ", paired with an input that provides further context"
+FORMS = {  # and the text of a prompt, or the turns of a chat
     "HumanEval": (
         {"task_id": "HumanEval/0", "prompt": "\ndef f():\n", "entry_point": "f", "test": "f()"},
-        Task("tasks", ("\ndef f():\n",)),
+        "\ndef f():\n",
     ),
     "MBPP": (
         {"text": "Add {x}.", "code": "def f(): ...", "test_list": ["assert f(1)", "assert f(2)"]},
-        Task("tasks", ('"""Add {x}.\nassert f(1)\n"""',)),
+        '"""Add {x}.\nassert f(1)\n"""',
     ),
     "sanitized MBPP": (
         {"prompt": "Add.", "code": "def f(): ...", "test_list": ["assert f(1)"]},
-        Task("tasks", ('"""Add.\nassert f(1)\n"""',)),
+        '"""Add.\nassert f(1)\n"""',
     ),
-    "GSM8K": (
-        {"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"},
-        Task("tasks", ("1 + 1?",), is_chat=True),
-    ),
+    "GSM8K": ({"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}, ("1 + 1?",)),
     "Alpaca": (
         {"instruction": "Add.", "input": "1, 1", "output": "2"},
-        Task(
-            "tasks",
-            (
-                f"{ALPACA_OPENING}, paired with an input that provides further context. Write "
-                f"{ANSWERED} Input:\n1, 1\n\n### Response:\n",
-            ),
-        ),
+        f"{ALPACA_OPENING}{WITH_INPUT}. Write {ANSWERED} Input:\n1, 1\n\n### Response:\n",
     ),
     "Alpaca without input": (
         {"instruction": "Add.", "input": "", "output": "2"},
-        Task("tasks", (f"{ALPACA_OPENING}. Write {ANSWERED} Response:\n",)),
+        f"{ALPACA_OPENING}. Write {ANSWERED} Response:\n",
     ),
     "CNN/DailyMail": (
         {"article": "It rained.", "highlights": "Rain.", "id": "0"},
-        Task("tasks", ("Summarize:\nIt rained.\nSummary:\n",)),
+        "Summarize:\nIt rained.\nSummary:\n",
     ),
-    "plain text": ({"prompt": " as is ", "category": "own"}, Task("own", (" as is ",))),
-    "plain messages": ({"turns": ["Hi"], "category": None}, Task("tasks", ("Hi",), is_chat=True)),
+    "plain text": ({"prompt": " as is ", "category": None}, " as is "),
+    "plain messages": ({"turns": ["Hi", "Again."], "question_id": 81}, ("Hi", "Again.")),
 }
 
 
+@pytest.mark.parametrize("category", [{}, {"category": "writing"}], ids=str)
 @pytest.mark.parametrize("name", FORMS)
-def test_every_format_makes_the_prompt_of_its_paper(read, name):
-    record, task = FORMS[name]
-    assert read(json.dumps(record)) == ((task,), [])
+def test_every_format_makes_the_prompt_of_its_paper(read, name, category):
+    record, prompt = FORMS[name]
+    is_chat, kind = isinstance(prompt, tuple), category.get("category", "tasks")
+    task = Task(kind, prompt if is_chat else (prompt,), is_chat=is_chat)
+    assert read(json.dumps(record | category)) == ((task,), [])
 
 
 def test_one_array_is_read_as_lines_are(read):
@@ -194,18 +183,11 @@ def test_one_array_is_read_as_lines_are(read):
 
 
 def test_the_first_of_each_kind_are_taken(read):
-    lines = [
-        {"category": "writing", "turns": ["one"]},
-        {"prompt": "two"},
-        {"category": "writing", "turns": ["three"]},
-        {"category": "writing", "turns": ["four"]},
-    ]
+    writing = [{"category": "writing", "turns": [text]} for text in ("one", "two", "three")]
+    lines = [writing[0], {"prompt": "other"}, *writing[1:]]
     tasks, _ = read("\n".join(map(json.dumps, lines)) + "\n\n", limit=2)
-    assert [(task.kind, task.text) for task in tasks] == [
-        ("writing", "one"),
-        ("writing", "three"),
-        ("tasks", "two"),
-    ]
+    expected = [("writing", "one"), ("writing", "two"), ("tasks", "other")]
+    assert [(task.kind, task.text) for task in tasks] == expected
 
 
 # ---- Bad records --------------------------------------------------------------------------------
@@ -235,20 +217,13 @@ def test_a_bad_line_is_named_and_the_rest_is_read(read, line, problem):
     assert problem in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "end", [',\n{"prompt": "cut', ' {"prompt": "lost"}]', '\n]\n{"prompt": "x"}']
-)
-def test_a_damaged_array_is_rejected(read, end):
-    with pytest.raises(SpecjaxError, match=r"holds no tasks .*:1 is not JSON"):
-        read('[{"prompt": "fine"}' + end)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\n\n", b"[]", b"\xff\xfe"])
-def test_a_file_without_tasks_is_rejected(tmp_path, content):
-    path = tmp_path / "tasks.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SpecjaxError, match=r"holds no tasks|does not exist"):
-        read_tasks(str(path), limit=1)
-    with pytest.raises(SpecjaxError, match="Is a directory"):
-        read_tasks(str(tmp_path), limit=1)
+def test_a_file_without_tasks_is_rejected(read, tmp_path):
+    for end in (',\n{"prompt": "cut', ' {"prompt": "lost"}]', '\n]\n{"prompt": "x"}'):
+        with pytest.raises(SpecjaxError, match=r"holds no tasks .*:1 is not JSON"):
+            read('[{"prompt": "fine"}' + end)
+    for content in (b"", b"\n\n", b"[]", b"\xff\xfe"):
+        with pytest.raises(SpecjaxError, match="holds no tasks"):
+            read(content)
+    for path, message in ((tmp_path, "Is a directory"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(SpecjaxError, match=message):
+            read_tasks(str(path), limit=1)
