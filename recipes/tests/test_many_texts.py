@@ -6,8 +6,8 @@ from recipes.smollm2.many_texts import continued
 from specjax import load
 
 
-def test_every_prompt_is_continued_once_whatever_its_batch():
-    target = load("pocket")
+def test_every_prompt_is_continued_once_whatever_its_batch(tiny):
+    target = load(tiny)
     prompts = [(1, 5, 9), tuple(range(2, 140)), (7, 8), (3, 4, 5, 6)]
     settings = prompts, jax.random.key(0), 0.0, 4
     found = dict(continued(target, *settings, batch=2))

@@ -7,28 +7,26 @@ import pytest
 from recipes.papers.editing import EDITING_FORMS
 from specjax.data.task_files import read_questions
 
+CASE = {"public_tests_input": "4", "public_tests_output": "8"}
+SHOWN = "Input: 4\nOutput: 8"
+
 
 @pytest.mark.parametrize(
     ("record", "parts"),
     [
         (
-            {"incorrect_solutions": "BUG", "code_language": "java"}
-            | {"public_tests_input": "4", "public_tests_output": "8"},
-            ("correct the errors", "Below is the java buggy code:\nBUG", "Input: 4\nOutput: 8"),
+            CASE | {"incorrect_solutions": "BUG", "code_language": "java"},
+            ("correct the errors", "Below is the java buggy code:\nBUG", SHOWN),
         ),
+        (CASE | {"source_code": "OLD"}, ("optimize", "the code:\nOLD\nOptimize", SHOWN)),
         (
-            {"source_code": "OLD", "public_tests_input": "4", "public_tests_output": "8"},
-            ("optimize", "the code:\nOLD\nOptimize", "Input: 4\nOutput: 8"),
-        ),
-        (
-            {"source_code": "OLD", "source_lang": "cpp", "target_lang": "python"}
-            | {"public_tests_input": "4", "public_tests_output": "8"},
-            ("translate", "the cpp code:\nOLD", "to python and", "Input: 4\nOutput: 8"),
+            CASE | {"source_code": "OLD", "source_lang": "cpp", "target_lang": "python"},
+            ("translate", "the cpp code:\nOLD", "to python and", SHOWN),
         ),
         (
             {"similar_source_code": "OLD", "public_target_tests_input": "4"}
             | {"public_similar_tests_input": "1", "public_target_tests_output": "8"},
-            ("related function", "OLD\nIt computes:\nInput: 1\n", "Input: 4\nOutput: 8"),
+            ("related function", "OLD\nIt computes:\nInput: 1\n", SHOWN),
         ),
         (
             {"coarse_grained": "Simplify.", "input": "Longwinded", "reference": ["a", "b"]},

@@ -20,24 +20,11 @@ from specjax.core.interrupts import Stopped
 
 SHARED = {
     "models": 'm = {target = "none/none", billions = 7.0, cache = [32, 4096]}',
-    "data": """
-[edits]
-title = "Edits"
-license = "MIT"
-page = "https://edits"
-sources = []
-files = ["edits.jsonl"]
-words = [9, 9]
-
-[texts]
-title = "Texts"
-license = "MIT"
-page = "https://texts"
-sources = []
-files = ["texts.jsonl"]
-sample = 100
-words = [9, 9]
-""",
+    "data": "".join(
+        f'[{name}]\ntitle = "{name.title()}"\nlicense = "MIT"\npage = "https://{name}"\n'
+        f'sources = []\nfiles = ["{name}.jsonl"]\nwords = [9, 9]\n{more}\n'
+        for name, more in {"edits": "", "texts": "sample = 100"}.items()
+    ),
     "small-table-1": """
 title = "Small, table 1"
 device = "A100"
