@@ -24,7 +24,8 @@ CONFIG = TransformerConfig(
     bos_token_id=tokenizer.BEGIN_ID,
     eos_token_id=(tokenizer.END_ID,),
 )
-SHORT = ("--max-new-tokens", "24")  # one length, so that few programs are compiled
+# One length, and one width of a pass, so that few programs are compiled.
+SHORT = ("--max-new-tokens", "24", "--padded-width", "16")
 
 
 def write_target(folder: Path, config: TransformerConfig = CONFIG) -> None:

@@ -21,7 +21,7 @@ from specjax.cli import main
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
 from specjax.run.tasks import TaskPrompt
-from tests.cli.target import CONFIG, SHORT, write_target
+from tests.cli.target import CONFIG, write_target
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +62,6 @@ def test_both_versions_of_transformers_read_the_tokenizer_of_a_converted_target(
 
 
 def test_convert_keeps_the_dtype_of_the_source(tiny, tmp_path, capsys):
-    """That of a head too."""
     folder, again = tmp_path / "half", tmp_path / "again"
     assert main(["convert", str(tiny), str(folder), "--dtype", "bfloat16"]) == 0
     assert main(["convert", str(folder), str(again)]) == 0
@@ -193,7 +192,7 @@ def test_a_process_keeps_its_compiled_programs_and_is_quiet(tmp_path):
     environment = {name: os.environ[name] for name in os.environ if name not in chosen_by_tests}
     environment["XDG_CACHE_HOME"] = str(tmp_path)
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    arguments = ("generate", *SHORT, "--target", str(target), "best value", "--json", "--compare")
+    arguments = ("generate", "--target", str(target), "best value", "--json", "--compare")
     run = specjax(*arguments, environment=environment)
     assert run.returncode == 0
     assert json.loads(run.stdout)["identical"] is True

@@ -22,7 +22,7 @@ from specjax.core import memory
 from specjax.core.interrupts import SIGNALS, on_signal
 from specjax.models.native import cheap_rows
 from tests.cli.commands import COMMAND_CLASSES
-from tests.cli.target import SHORT, VOCABULARY
+from tests.cli.target import VOCABULARY
 from tests.rejected import rejected_values
 
 REQUIRED = {  # arguments without a default
@@ -120,7 +120,8 @@ def test_a_lack_of_memory_is_reported_before_compiling(
 ):
     monkeypatch.setattr(memory, "_host_bytes", lambda: free)
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
-    assert main(["generate", "--target", str(tiny), "--prompt-ids", "5,6,7", *SHORT]) == 2
+    prompt = ("--prompt-ids", "5,6,7", "--max-new-tokens", "24")
+    assert main(["generate", "--target", str(tiny), *prompt]) == 2
     line = error_line()
     assert message in line and "use a smaller dtype" in line
 

@@ -29,7 +29,6 @@ FIELDS = (
     "compile_seconds"
 ).split()
 RENAMED = re.sub(r"\bvalue\b", "element", SOURCE)
-ONE_WIDTH = ("--padded-width", "16")  # of a pass, which is compiled once
 POCKET = Path(str(resources.files("specjax"))) / "pocket" / "weights" / "target" / "config.json"
 
 
@@ -45,7 +44,7 @@ def check_consistent(values: dict):
 
 
 def test_json_holds_the_promised_fields_and_the_tokens_of_plain_decoding(generate, tiny_tokenizer):
-    options = "--padded-width 9 --method pld-plus --set num_tokens=8 --temperature 0.8".split()
+    options = "--method pld-plus --set num_tokens=8 --temperature 0.8".split()
     values = generate("for value in values:", "--compare", *options)
     check_consistent(values)
     assert values["text"] == decode(tiny_tokenizer, values["tokens"])
@@ -53,14 +52,14 @@ def test_json_holds_the_promised_fields_and_the_tokens_of_plain_decoding(generat
     check_consistent(plain)
     assert values.pop("identical") is True
     assert sorted(values) == sorted(plain) == sorted(FIELDS)
-    assert (values["padded_width"], plain["method"]) == (9, "plain")
+    assert (values["padded_width"], plain["method"]) == (16, "plain")
     assert plain["tokens"] == values["tokens"]
     assert plain["rounds"] == plain["num_new_tokens"]
 
 
 @pytest.mark.slow
 def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
-    options = ("count = 1", "--compare", *ONE_WIDTH, "--quantize")
+    options = ("count = 1", "--compare", "--quantize")
     assert generate(*options, "int4")["identical"] is True
     options += ("int8", "--dtype", "float32", "--target", str(tiny))
     assert main(["generate", *SHORT, *options]) == 0
@@ -72,7 +71,7 @@ def test_quantised_targets_are_compared_with_themselves(generate, tiny, capsys):
 
 @pytest.mark.slow
 def test_rejection_and_typical_acceptance_do_not_promise_equal_tokens(generate, tiny, capsys):
-    options = ("count = 1", "--compare", *ONE_WIDTH, "--verification")
+    options = ("count = 1", "--compare", "--verification")
     greedy = generate(*options, "typical")
     assert (greedy["identical"], greedy["is_lossy"]) == (True, False)
     for verification, is_lossy in (("rejection", False), ("typical", True)):

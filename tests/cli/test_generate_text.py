@@ -22,7 +22,7 @@ CHOICES = ("yes", "no")
 
 @pytest.fixture(scope="module")
 def target(tiny):
-    return specjax.load(tiny, dtype="float32")
+    return specjax.load(tiny, dtype="float32", padded_width=16)  # as SHORT
 
 
 def test_text_and_messages_go_in_and_text_comes_out(tiny, target, generate, capsys):
