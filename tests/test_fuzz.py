@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, config_from, config_values, read_config
 from specjax.models.io.gguf import load_gguf
 from specjax.models.io.weights import stored_tensors
-from tests.cli.target import write_target
+from tests.cli.target import CONFIG, write_target
 from tests.models.checkpoints import TINY
 from tests.rejected import rejected_values
 
@@ -225,10 +226,14 @@ PROMPTS = (
     {"messages": [{"role": "user", "content": "Rename \x1b[31m."}], "id": 3},
 )
 REQUEST = ("--prompt-ids", "5,6,7", "--max-new-tokens", "2")
+PLAIN = ("--method", "plain")
 
 
 def hostile_files(draw: random.Random, folder: Path) -> Iterator[list[str]]:
-    """Yields command lines that read a damaged GGUF file, config or file of prompts."""
+    """Yields command lines that read a damaged GGUF file, config or file of prompts.
+
+    They do not draft, since whatever still works is compiled.
+    """
     from tests.models.test_gguf import sentencepiece, write
 
     whole = write(folder / "whole.gguf", tokenizer=sentencepiece).read_bytes()
@@ -239,12 +244,12 @@ def hostile_files(draw: random.Random, folder: Path) -> Iterator[list[str]]:
         content = damaged(draw, whole[:start]) + whole[start:]
         if draw.random() < 0.3:
             content = content.replace(b"output_norm", b"\x1b[31m_norm")
-        yield [*REQUEST, "--target", str(rewrite(folder / "m.gguf", content))]
+        yield [*REQUEST, *PLAIN, "--target", str(rewrite(folder / "m.gguf", content))]
         rewrite(damaged_model / "config.json", as_json(draw, mutated(draw, values)))
-        yield [*REQUEST, "--target", str(damaged_model)]
+        yield [*REQUEST, *PLAIN, "--target", str(damaged_model)]
         lines = b"\n".join(as_json(draw, mutated(draw, draw.choice(PROMPTS))) for _ in range(2))
         path = str(rewrite(folder / "prompts.jsonl", lines))
-        yield ["--prompts", path, *REQUEST[2:], "--target", str(folder / "tiny")]
+        yield ["--prompts", path, *REQUEST[2:], *PLAIN, "--target", str(folder / "tiny")]
 
 
 def hostile_arguments(draw: random.Random, folder: Path) -> Iterator[list[str]]:
@@ -263,7 +268,7 @@ def hostile_arguments(draw: random.Random, folder: Path) -> Iterator[list[str]]:
 def test_command_lines(seed, tmp_path, monkeypatch, capsys):
     """Each works, or ends with code 2 and lines of specjax, without control characters."""
     pytest.importorskip("gguf")
-    write_target(tmp_path / "tiny")
+    write_target(tmp_path / "tiny", replace(CONFIG, num_hidden_layers=1))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     draw, codes = random.Random(seed), Counter()
