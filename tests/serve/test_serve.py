@@ -52,7 +52,7 @@ def schema_form(schema):
 
 @pytest.fixture(scope="module")
 def worker(tiny):
-    target = specjax.load(tiny)
+    target = specjax.load(tiny, padded_width=16)  # one width of a pass compiles faster
     return Worker(target, specjax.load_drafter("pld", target), LIMIT, max_waiting=16)
 
 
