@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from specjax.models.heads.eagle import EagleConfig, EagleHead
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.formats.parallel import PARALLEL
-from specjax.models.io.head_files import load_head, read_about
+from specjax.models.io.head_files import load_head, read_about, save_head
 from tests.cli.target import CONFIG
 from tests.cli.training import MEASURED
 
@@ -55,11 +56,11 @@ def test_a_head_with_an_lm_head_keeps_its_draft_vocabulary(runs, train, tmp_path
 
 
 def test_eagles_parallel_head_starts_from_an_eagle_head(train, tmp_path):
-    eagle = tmp_path / "eagle"
-    assert train("eagle", eagle, *TWO_STEPS) == 0
-    arguments = ("--num-masks", "2", "--start", str(eagle), "--learning-rate", "1e-9")
+    eagle, start = EagleHead(EagleConfig.for_target(CONFIG)), tmp_path / "eagle"
+    before = eagle.initialise(jax.random.key(0))
+    save_head(start, EAGLE, eagle, before, "float32", target=CONFIG)
+    arguments = ("--num-masks", "2", "--start", str(start), "--learning-rate", "1e-9")
     assert train("parallel-eagle", tmp_path / "parallel", *TWO_STEPS, *arguments) == 0
-    _, before = load_head(eagle / "head", EAGLE, CONFIG, jnp.float32)
     _, after = load_head(tmp_path / "parallel" / "head", PARALLEL, CONFIG, jnp.float32)
     kept = {name: after[name] for name in before}
     assert jax.tree.all(jax.tree.map(partial(jnp.allclose, atol=1e-7), before, kept))
