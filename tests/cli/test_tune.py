@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specjax.cli import main
 from specjax.loading.drafters import load_drafter
+from specjax.loading.methods import METHODS
 from specjax.loading.targets import load
 from specjax.loading.tuned import (
     AutoChoice,
@@ -85,6 +87,8 @@ def test_what_is_tuned_is_kept_for_the_target_and_used(tiny, cache, tune, capsys
 def test_what_is_fastest_on_this_machine_is_kept(tiny, tune, cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(machine, "NUM_REPEATS", 1)
     monkeypatch.setattr(machine, "MIN_GAIN", 0.0)
+    one = replace(METHODS["pld"], search_space=({"num_tokens": (3,)},))
+    monkeypatch.setitem(METHODS, "pld", one)  # tests/tuning chooses between several
     out = tmp_path / "other.json"
     assert tune("machine", "--methods", "pld", "--out", str(out)) == 0
     printed = capsys.readouterr().out
