@@ -7,11 +7,12 @@ import subprocess
 import sys
 
 CALLS = """
+import sys
 import jax, jax.numpy as jnp, numpy as np
 import specjax
 from specjax import Prompt, Sampling, SpecjaxError
 
-target = specjax.load("pocket", packed=False)
+target = specjax.load(sys.argv[1], packed=False)
 drafter, _ = specjax.load_drafter("plain", target)  # the fastest to compile
 params, key = specjax.Params(target.params), jax.random.key(0)
 prompt = specjax.encode(target.tokenizer, ["import os"])
@@ -89,6 +90,6 @@ print("done")
 """
 
 
-def test_misuse_raises_the_error_of_specjax():
-    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
+def test_misuse_raises_the_error_of_specjax(tiny):
+    done = subprocess.run([sys.executable, "-c", CALLS, tiny], capture_output=True, text=True)
     assert done.stdout == "done\n", done.stderr
