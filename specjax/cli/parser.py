@@ -165,9 +165,9 @@ def _complaint(event: events.ParseErrorEvent, words: str, chosen: Any) -> str:
         case events.MissingArgs(missing_arguments=missing):
             names = [item.arg.get_invocation_text()[1].as_str_no_ansi() for item in missing]
             return f"`{words}` needs {', '.join(names)}; {more}"
-        case events.InvalidChoice(argument=option, value=value, choices=choices):
+        case events.InvalidChoice(argument=option, value=value):
             name = option.display_name()
-            return f"{name} {value!r} is not one of {', '.join(choices)}; {more}"
+            return f"{name} {value!r} is not one of {option.lowered.metavar}; {more}"
         case events.InstantiationFailure(argument=option, message=message):
             if option is None:  # an error of the options together
                 return _as_option(message, chosen)

@@ -49,6 +49,7 @@ REQUIRED = {  # arguments without a default
         (["--prompt-file", "/dev/zero"], "8 MiB"),
         (["best value", "--max-new-tokens", "400"], "400"),
         (["best value", "--quantize", "int9"], "'int9'"),
+        (["best value", "--dtype", "int9"], "not one of {float32,bfloat16,float16};"),
         (["best value", "--tuned", "missing.json"], "missing.json cannot be read"),
         (["best value", "--method", "psychic"], "'psychic'"),
         (["best value", "--set", "colour=1"], "'colour'"),
