@@ -96,8 +96,11 @@ class Checked:
         check_fields(self)
 
 
-def check_setting(owner: type, name: str, value: Any) -> None:
-    """Raises SettingError for an invalid value of one field of the dataclass `owner`."""
+def check_setting(owner: type, name: str, value: Any, advice: str = "") -> None:
+    """Raises SettingError for an invalid value of one field of the dataclass `owner`.
+
+    `advice` replaces the default in the error.
+    """
     hint, bounds = _hints(owner)[name], bounds_of(owner, name)
     has_type = _has_type(value, hint)
     if has_type and bounds.allow(value):
@@ -108,7 +111,9 @@ def check_setting(owner: type, name: str, value: Any) -> None:
     if not has_type and not bounds.choices:
         expected = _type_name(hint)
     default = _fields(owner)[name].default
-    advice = bounds.advice or ("" if default is MISSING else f"the default is {shortened(default)}")
+    advice = bounds.advice or advice
+    if not advice and default is not MISSING:
+        advice = f"the default is {shortened(default)}"
     raise SettingError(name, f"must be {expected}, got {shortened(value)}; {advice}".rstrip("; "))
 
 

@@ -312,7 +312,9 @@ class Registry(dict[str, Method]):
                 raise SpecjaxError(
                     f"method {name!r} has no setting {setting!r}; its settings are: {available}"
                 )
-            check_setting(method.drafter, setting, value)
+            # Defaults depend on the target and the device.
+            advice = f"`specjax methods {name}` shows the default"
+            check_setting(method.drafter, setting, value, advice)
 
     def _method_of(self, part: str, method: Method, settings: Mapping[str, Any], inner: Any) -> Any:
         """Returns the method of a part; if not set, the first of its defaults that fits `inner`."""
