@@ -1,6 +1,7 @@
 """The pages of the site: complete, and in step with the code. `mkdocs build` checks the links."""
 
 import importlib.util
+import json
 import re
 import shlex
 import textwrap
@@ -103,6 +104,11 @@ def test_snippets_compile_and_commands_parse(monkeypatch):
             compile(code, str(page), "exec")
         for code in blocks(page, "bash"):
             lines.update(code.replace("\\\n", "").splitlines())
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        text = hooks().notebook_page(json.loads(notebook.read_text()))
+        fenced = "".join(re.findall(r"^```\n(specjax .*?)^```", text, re.DOTALL | re.MULTILINE))
+        lines.update(fenced.replace("\\\n", "").splitlines())
+        lines.update(re.findall(r"(?<!`)`(specjax [^`]* --[^`]*)`", text))
     monkeypatch.setattr(cli, "parse", only_parse)
     for line in sorted(lines):
         for words in (shlex.split(command) for command in line.split("&&")):
