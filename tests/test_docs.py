@@ -20,6 +20,7 @@ from specjax.loading.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+INLINE_COMMAND = re.compile(r"(?<!`)`(specjax [^`]* --[\w-]+ [^`]+)`")  # with an option's value
 PAGES = [
     path for path in sorted(DOCS.rglob("*.md")) if "results" not in path.relative_to(DOCS).parts
 ]
@@ -104,11 +105,12 @@ def test_snippets_compile_and_commands_parse(monkeypatch):
             compile(code, str(page), "exec")
         for code in blocks(page, "bash"):
             lines.update(code.replace("\\\n", "").splitlines())
+        lines.update(INLINE_COMMAND.findall(text_of(page)))
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         text = hooks().notebook_page(json.loads(notebook.read_text()))
         fenced = "".join(re.findall(r"^```\n(specjax .*?)^```", text, re.DOTALL | re.MULTILINE))
         lines.update(fenced.replace("\\\n", "").splitlines())
-        lines.update(re.findall(r"(?<!`)`(specjax [^`]* --[^`]*)`", text))
+        lines.update(INLINE_COMMAND.findall(text))
     monkeypatch.setattr(cli, "parse", only_parse)
     for line in sorted(lines):
         for words in (shlex.split(command) for command in line.split("&&")):
