@@ -352,6 +352,7 @@ def test_a_text_without_a_limit_takes_the_room_that_longrope_leaves(worker, monk
     rope = Rope("longrope", original_max_position_embeddings=20)
     target = replace(worker.target, config=replace(worker.target.config, rope=rope))
     monkeypatch.setattr(worker, "target", target)
+    monkeypatch.setattr(Worker, "_run", lambda self, job: None)
     request = read_request(json.dumps({"prompt": [5] * 11}).encode(), False, target, tuple)
 
     async def limit():
