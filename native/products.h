@@ -114,8 +114,8 @@ struct Chain : Reader {
     float even, odd;
   };
   static void add(Floats& sum, const Row* row, EvenAndOdd weights) {
-    add_product(sum, broadcast(&row->even), weights.even);
-    add_product(sum, broadcast(&row->odd), weights.odd);
+    sum += broadcast(&row->even) * weights.even;
+    sum += broadcast(&row->odd) * weights.odd;
   }
 };
 

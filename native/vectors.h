@@ -111,17 +111,6 @@ inline Floats broadcast(const float* number) {
 #endif
 }
 
-// Adds x * y to a sum. For AVX2, GCC would copy sums from register to register in unrolled loops.
-inline void add_product(Floats& sum, Floats x, Floats y) {
-#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__clang__)
-  Floats next = sum;  // an array that assembly refers to would lie in memory
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(next) : "x"(x), "x"(y));
-  sum = next;
-#else
-  sum += x * y;
-#endif
-}
-
 inline Floats load(const char* data, Type type) {
   if (type == Type::kFloat32) return *(const Floats*)data;
   const Halves halves = *(const Halves*)data;
