@@ -69,7 +69,7 @@ inline Words widened(Halves halves) {
 inline Floats widened_half(Halves half) {  // exact, denormals, infinities and NaN included
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps((__m256i)half);
-#elif defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__)
   return (Floats)_mm256_cvtph_ps((__m128i)half);
 #elif defined(__aarch64__)
   return (Floats)vcvt_f32_f16((float16x4_t)half);
@@ -89,7 +89,7 @@ struct EvenAndOdd {
 
 // Widens the float16 numbers in words: the even ones are their low halves.
 inline EvenAndOdd widened_pairs(Words words) {
-#if defined(__F16C__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && defined(__F16C__) && !defined(__AVX512F__)
   const __m256i halves = _mm256_permute4x64_epi64((__m256i)words, 0xd8);
   const __m256 first = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
   const __m256 last = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));

@@ -37,7 +37,7 @@ class GpuOptions:
     minutes: float = 9.0  # start nothing that will not fit in this time; 9 suit a slot of 10
     parts: tuple[str, ...] = PARTS  # parts to measure
     methods: tuple[str, ...] = tuple(PAPER_METHODS)  # methods of the rounds
-    sizes: tuple[str, ...] = ("1b", "13b", "7b")  # of plain decoding, `size` last to keep it
+    sizes: tuple[str, ...] = ("1b", "13b", "7b")  # of plain decoding; the last stays loaded
     size: str = "7b"  # target of all other parts, of the shapes of benchmarks.harness
     context: int = 1024  # tokens of the prompt
     contexts: tuple[int, ...] = (4096, 16384)  # other prompt lengths, with two methods
@@ -54,7 +54,7 @@ class GpuOptions:
         if SIZES[self.size].tie_word_embeddings:
             raise SpecjaxError(f"size {self.size!r} ties its LM head; it is for --sizes")
         at_least_1(self, "new_tokens", "repeats", "num_threads")
-        if min(self.context, *self.contexts) < 2 or min(self.batches, default=1) < 1:
+        if min((self.context, *self.contexts)) < 2 or min(self.batches, default=1) < 1:
             raise SpecjaxError("contexts must be at least 2, and batches at least 1")
         if not 0 <= self.minutes < math.inf:
             raise SpecjaxError(f"minutes {self.minutes} is not a time; give a number from 0 on")

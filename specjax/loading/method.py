@@ -313,7 +313,7 @@ class Registry(dict[str, Method]):
                     f"method {name!r} has no setting {setting!r}; its settings are: {available}"
                 )
             # Defaults depend on the target and the device.
-            advice = f"`specjax methods {name}` shows the default"
+            advice = f"`specjax methods {name} --target TARGET` shows the default"
             check_setting(method.drafter, setting, value, advice)
 
     def _method_of(self, part: str, method: Method, settings: Mapping[str, Any], inner: Any) -> Any:

@@ -198,7 +198,8 @@ class Attention(nn.Module):
             return self.merge(mixed), None, keys, values
         mixed, weights = attend(query, keys, values, visible, scale, softcap, in_any_order)
         if not is_prefill and value.dtype == jnp.float16:
-            # The node's own logits still show it; wider numbers overflow in its residual, too.
+            # A value can overflow where the residual does not, so the node's own logits are marked.
+            # Wider dtypes overflow in the residual as well.
             is_finite = jnp.isfinite(value).repeat(mixed.shape[1] // value.shape[1], axis=1)
             mixed = jnp.where(is_finite, mixed, jnp.nan)
         return self.merge(mixed), weights, keys, values

@@ -222,7 +222,8 @@ def check_head(head: Any, target: Target, params: Any, max_children: int = 1) ->
     if max_children > head.config.num_drafted:
         raise SpecjaxError(
             f"the tree gives one node {max_children} children, but the head drafts only "
-            f"{head.config.num_drafted} tokens; take a smaller tree (top_k, choices), or draft more"
+            f"{head.config.num_drafted} tokens; use a smaller tree (top_k, choices), or a "
+            "head that drafts more"
         )
 
 

@@ -14,7 +14,7 @@ drafts with exponential backoff.
 
 Any other drafter, with params or drafting trees, costs the same whether or not its draft is used,
 and cannot catch up with tokens that it has not seen. Once the budget is spent, it stops for the
-rest of the text, or until another text of the batch begins.
+rest of the text, or until new texts join the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class GateState:
 
     inner: State
     mean: Float[Array, " B"]  # accepted tokens per draft
-    budget: Float[Array, " B"]  # steps; the gate is closed while the mean is negative
+    budget: Float[Array, " B"]  # steps; closed while their mean is negative
     shadow: Int[Array, "B D"]  # drafted, but withheld
     shadow_length: Int[Array, " B"]  # 0 without a shadow
     num_right: Int[Array, " B"]  # tokens of the shadow that the target generated since
@@ -188,7 +188,8 @@ def _observe(
 
 
 def _has_budget(state: GateState) -> Bool[Array, ""]:
-    return _mean(state.budget, ~state.is_finished) >= 0
+    budget = jnp.maximum(state.budget, -CREDIT)  # more, and no new text could open the gate
+    return _mean(budget, ~state.is_finished) >= 0
 
 
 def _mean(values: Array, mask: Bool[Array, " B"]) -> Float[Array, ""]:
