@@ -49,7 +49,8 @@ def test_a_classifier_stops_drafts_of_the_tokens_of_plain_decoding(
     capsys.readouterr()
     rule = ("--set", "rule=disco", "--set", f"classifier={classifier}")
     command = ("--method", "draft-model", "--prompt-ids", "5,6,7", "--drafter")
-    assert generate(*command, str(draft), *rule, "--compare")["identical"] is True
+    wide = ("--padded-width", "21", "--compare")
+    assert generate(*command, str(draft), *rule, *wide)["identical"] is True
     assert main(["generate", "--target", str(tiny), *command, str(tiny), *rule]) == 2
     assert "draft" in error_line()
     assert main(train) == 2
