@@ -60,7 +60,7 @@ def undocumented_fields(owner: type) -> list[str]:
         ("train eagle", ["needs --out FOLDER"]),
         ("generate one two", ["'two'", "in quotes"]),
         ("generate --seed", ["--seed needs a value"]),
-        ("generate --verification blind", ["'blind'", "coupled, rejection, typical"]),
+        ("generate --verification blind", ["'blind'", "{coupled,rejection,typical}"]),
         ("generate --prompt x", ["no option --prompt;", "did you mean --prompts?"]),
         ("tune machine --kinds x", ["`specjax tune machine` has no option --kinds"]),
     ],
