@@ -1,8 +1,7 @@
-"""Shared by the benchmarks and recipes: options, tables, timing, random models of known shapes."""
+"""Shared by the benchmarks and recipes: options, tables, random models of known shapes."""
 
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -64,24 +63,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
     rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
     return "\n".join([line(header), line(rule), *map(line, cells)])
-
-
-# ---- Timing -------------------------------------------------------------------------------------
-
-Name = TypeVar("Name")
-
-
-def in_turn(runs: Mapping[Name, Callable[[], Any]], repeats: int) -> dict[Name, list[float]]:
-    """Returns the seconds of each, run in turn after a run that compiles it."""
-    for run in runs.values():
-        jax.block_until_ready(run())
-    seconds: dict[Name, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            jax.block_until_ready(run())
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
 
 
 # ---- Random models of known shapes --------------------------------------------------------------

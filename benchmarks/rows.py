@@ -4,6 +4,7 @@ For one row and for more, behind each length of cache: the time of a pass over t
 and over the time in which this machine reads the pass's bytes, weights and cache, once.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from jax import lax
 from jaxtyping import Array
 from tyro.conf import Positional
 
-from benchmarks.harness import at_least_1, in_turn, main, table
+from benchmarks.harness import at_least_1, main, table
 from specjax import LoadedTarget, SpecjaxError, load
 from specjax.bench.bandwidth import bytes_per_pass, read_bandwidth
 from specjax.models import causal_rows
@@ -65,8 +66,13 @@ def pass_seconds(
 ) -> dict[int, float]:
     """Returns the median seconds of a pass of each width, timed in turn, `count` passes a run."""
     programs = {rows: passes(target, rows, num_slots, count) for rows in widths}
-    timed = in_turn(programs, repeats)
-    return {rows: median(seconds) / count for rows, seconds in timed.items()}
+    seconds: dict[int, list[float]] = {rows: [] for rows in widths}
+    for _ in range(1 + repeats):  # the first compiles
+        for rows, program in programs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[rows].append(time.perf_counter() - started)
+    return {rows: median(timed[1:]) / count for rows, timed in seconds.items()}
 
 
 def run(options: RowsOptions) -> None:

@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import rows, training
+from benchmarks import rows
 from benchmarks.harness import CYCLE, cycling, random_target, table
 from benchmarks.rows import RowsOptions
-from benchmarks.training import EAGLE, HASS, PASS, TrainingOptions
 from specjax.bench.bandwidth import bytes_per_pass
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.reference import reference_generate
@@ -35,16 +34,6 @@ def test_a_cycling_target_counts():
 
 
 @pytest.mark.slow
-def test_every_training_step_is_timed(capsys, monkeypatch):
-    monkeypatch.setattr(training, "MAX_STEPS", 2)
-    options = {"draft_vocab": 8, "kept": True}
-    training.run(TrainingOptions(size="tiny", batch_size=2, length=16, repeats=1, **options))
-    printed = capsys.readouterr().out
-    for name in (PASS, EAGLE, *(HASS.format(steps) for steps in (1, 2))):
-        assert name in printed
-
-
-@pytest.mark.slow
 def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
     monkeypatch.setattr(rows, "read_bandwidth", lambda: 1e9)
     rows.run(RowsOptions("pocket", "bfloat16", (4,), (128,), passes=1, repeats=1))
@@ -60,14 +49,13 @@ def test_rows_are_timed_against_one_row_and_the_floor(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "run, options, message",
+    "options, message",
     [
-        (training.run, TrainingOptions(size="8t"), "size '8t'"),
-        (rows.run, RowsOptions("pocket", rows=(0,)), "rows"),
-        (rows.run, RowsOptions("pocket", rows=(640,)), "slots"),
-        (rows.run, RowsOptions("pocket", repeats=0), "repeats"),
+        (RowsOptions("pocket", rows=(0,)), "rows"),
+        (RowsOptions("pocket", rows=(640,)), "slots"),
+        (RowsOptions("pocket", repeats=0), "repeats"),
     ],
 )
-def test_bad_options_are_rejected(run, options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(SpecjaxError, match=message):
-        run(options)
+        rows.run(options)
