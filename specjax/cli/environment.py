@@ -19,6 +19,7 @@ def quiet() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # they slow down lowering
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
     for output in (sys.stdout, sys.stderr):
         if hasattr(output, "reconfigure"):  # do not fail on characters the terminal lacks
