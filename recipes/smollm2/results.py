@@ -4,10 +4,10 @@
 
 The data folder holds `spec_bench.jsonl`, `mbpp.jsonl` and an English text, `wiki_demo.txt`. The
 questions are first turns of Spec-Bench's six groups, MBPP's problems, and edits: rename a function,
-correct the spelling of a text. The command takes 40 minutes on two cores. It goes on where it was
-interrupted, unless the revision or the machine has changed. At the end it writes
-docs/results/smollm2.json and, from it, the page, the chart, and the figures of README.md and
-docs/index.md. Without options it only writes the latter again.
+correct the spelling of a text. The command takes half an hour on two cores with AVX-512, and three
+times as long on older ones. It goes on where it was interrupted, unless the revision or the machine
+has changed. At the end it writes docs/results/smollm2.json and, from it, the page, the chart, and
+the figures of README.md and docs/index.md. Without options it only writes the latter again.
 """
 
 import json
