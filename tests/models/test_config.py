@@ -72,13 +72,14 @@ def test_a_written_config_reads_back_as_it_was(tmp_path, changes):
 
 
 def test_absent_fields_mean_what_transformers_takes_them_for(tmp_path):
-    absent = {"num_key_value_heads": ..., "max_position_embeddings": ...}
+    absent = dict.fromkeys(("num_key_value_heads", "max_position_embeddings", "bos_token_id"), ...)
     config = read(tmp_path, eos_token_id=..., sliding_window=6, **absent)
     assert config.sliding_window is None  # which only Mistral's counts
     assert config.num_key_value_heads == config.num_attention_heads == 4
     assert config.head_dim == 8
     assert (config.rms_norm_eps, config.rope.rope_theta) == (1e-6, 10000.0)
-    assert config.eos_token_id == ()
+    assert (config.bos_token_id, config.eos_token_id) == (1, (2,))
+    assert read(tmp_path, model_type="qwen2", eos_token_id=...).eos_token_id == ()
     mistral = read(tmp_path, model_type="mistral", num_attention_heads=16, **absent)
     assert (mistral.num_key_value_heads, mistral.sliding_window) == (8, 4096)
     assert mistral.max_position_embeddings == 131072

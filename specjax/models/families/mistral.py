@@ -17,5 +17,11 @@ FAMILY = Family(
     "mistral",
     "MistralForCausalLM",
     read,
-    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 )
