@@ -133,7 +133,7 @@ def _in_stream(stream: BufferedReader, name: str | Path) -> Iterator[Record]:
 
 def _parsed(place: str, content: bytes) -> Record:
     try:
-        value = json.loads(content)
+        value = json.loads(content.decode("utf-8-sig"))
         if b"\\u" in content:  # JSON allows lone surrogates, UTF-8 does not: "?" replaces them
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         return Record(place, value)

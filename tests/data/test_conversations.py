@@ -39,6 +39,7 @@ BROKEN = [
     ('{"prompt": "Hi", "response": " "}', "has no assistant turns"),
     ('{"prompt": 3, "response": "Hello"}', "has int instead of text in prompt"),
     (b'{"text": "\xff"}', "is not JSON"),
+    (b'{"text": "\xed\xa0\xbd"}', "is not JSON"),  # half a character in itself
 ]
 
 
