@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 from urllib.request import urlopen
 
 from huggingface_hub import hf_hub_download
@@ -27,7 +28,7 @@ from specjax.core.files import (
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # A hub id, which may go on with a configuration and a split; or the address of a JSON file.
 DATASET_ID = re.compile(rf"(?!.*\.jsonl?$){HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
-HUB_FILE = re.compile(r"https://huggingface\.co/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+HUB_FILE = re.compile(r"https://huggingface\.co/datasets/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+).*")
 NUM_NAMED = 3  # bad records of a source that are named one by one
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*[{\]]")  # otherwise a list is one line
 
@@ -177,7 +178,7 @@ def _rows(name: str) -> Iterator[Any]:
 def content_of(address: str) -> bytes:
     """Returns the file at an address; the hub's are cached."""
     if match := HUB_FILE.fullmatch(address):
-        owner, revision, file = match.groups()
+        owner, revision, file = map(unquote, match.groups())
         path = hf_hub_download(owner, file, repo_type="dataset", revision=revision)
         return read_bytes(Path(path), MAX_TEXT_BYTES)
     with urlopen(address, timeout=60) as answer:

@@ -61,12 +61,12 @@ def test_tasks_come_from_the_hub_and_the_web(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(records, "hf_hub_download", download)
     monkeypatch.setattr(records, "urlopen", lambda at, timeout: asked.append(at) or listed)
-    on_hub = "https://huggingface.co/datasets/a/sums/resolve/main/v1/x.jsonl"
+    on_hub = "https://huggingface.co/datasets/a/sums/resolve/refs%2Fpr%2F1/v1/a%20b.jsonl"
     sources = {
         "a/sums:main:test": ("a/sums", "main", "test"),
         "a/sums": ("a/sums", "train"),
         "a/sums::dev": ("a/sums", "dev"),
-        on_hub: ("a/sums", "v1/x.jsonl", "dataset", "main"),
+        f"{on_hub}?download=true": ("a/sums", "v1/a b.jsonl", "dataset", "refs/pr/1"),
         "https://x/y.json": "https://x/y.json",
     }
     for source in sources:
