@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.flax import load_file
 from safetensors.numpy import save
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, warn
 from specjax.core.files import cache_folder, write_whole
 from specjax.data import datastore
 from specjax.decoding.drafters.recycling import Successors, successors_of
@@ -83,15 +83,18 @@ def load_datastore(target: LoadedTarget, folder: str | Path) -> Any:
 
 def load_successors(target: LoadedTarget, count: int) -> Successors:
     """Loads the successors of each token alone, or computes them and keeps them in the cache."""
-    owner = fingerprint(target.config, target.params)
-    file = cache_folder() / "successors" / f"{owner}.safetensors"
-    shape = target.config.vocab_size, count
+    owner, shape = fingerprint(target.config, target.params), (target.config.vocab_size, count)
+    file = Path("successors", f"{owner}.safetensors")
     try:
-        stored = Successors(**load_file(file))
+        stored = Successors(**load_file(cache_folder() / file))
         if {leaf.shape for leaf in jax.tree.leaves(stored)} == {shape}:
             return target.place(stored)
-    except (OSError, SafetensorError, TypeError):  # none is stored, or it is damaged
+    except (SpecjaxError, OSError, SafetensorError, TypeError):  # none is stored, or it is damaged
         pass
     computed = successors_of(target.model, target.params, count)
-    write_whole(file, save({name: np.asarray(leaf) for name, leaf in vars(computed).items()}))
+    arrays = {name: np.asarray(leaf) for name, leaf in vars(computed).items()}
+    try:
+        write_whole(cache_folder() / file, save(arrays))
+    except SpecjaxError as error:
+        warn(f"the successors of tokens are not kept, and computed again next time: {error}")
     return target.place(computed)

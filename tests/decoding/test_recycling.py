@@ -182,7 +182,7 @@ def test_the_seed_holds_the_targets_successors_of_each_token():
     assert_params_rejected(Recycling(12), seed, "Recycling has no params but was given some")
 
 
-def test_a_seed_is_computed_once_per_target(tmp_path, monkeypatch):
+def test_a_seed_is_computed_once_per_target(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loaded, computed = specjax.load("pocket"), []
 
@@ -200,3 +200,7 @@ def test_a_seed_is_computed_once_per_target(tmp_path, monkeypatch):
     file.write_bytes(b"damaged")
     load()
     assert len(computed) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # where no folder can be made
+    load()
+    assert len(computed) == 3
+    assert "the successors of tokens are not kept" in capsys.readouterr().err
