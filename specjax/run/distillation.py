@@ -94,7 +94,7 @@ def distill(
     request = {
         "distill_temperature": options.distill_temperature,
         "distill_tokens": options.distill_tokens,
-        "target": fingerprint(target.config, target.params),
+        **_model(target),
         "longest": longest,
         "seed": seed,
         "prompts": hashlib.sha256(records.encode()).hexdigest()[:16],
@@ -142,8 +142,7 @@ def generate_questions(
             is_whole = text and new_ids[-1] in target.eos
             yield prompt.name, Conversation((Turn(USER, text),)) if is_whole else None
 
-    model = fingerprint(target.config, target.params)
-    request = {"distill_tokens": options.distill_tokens, "target": model, "seed": seed}
+    request = {"distill_tokens": options.distill_tokens, "seed": seed, **_model(target)}
     questions = [text for text in _complete(file, request, resume, count, produce, watch) if text]
     if not questions:
         raise SpecjaxError(f"{target.name} generated no whole question; give --data a file")
@@ -162,6 +161,12 @@ def opening_of_question(target: LoadedTarget) -> tuple[int, ...]:
             "target cannot generate questions; give --data a file"
         )
     return ids
+
+
+def _model(target: LoadedTarget) -> dict[str, str]:
+    """Returns what decides a target's texts."""
+    model = fingerprint(target.config, target.params)
+    return {"target": model, "dtype": target.dtype_name}
 
 
 def _complete(

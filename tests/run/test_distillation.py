@@ -186,7 +186,7 @@ def test_a_killed_distillation_ends_with_the_same_file(answer, tmp_path):
     assert again(watch=nothing_missing, resume=True) == answered
 
 
-def test_another_request_is_rejected(answer, tmp_path):
+def test_another_request_is_rejected(tiny, answer, tmp_path):
     answer(conversations := many(2))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(SpecjaxError, match="already holds a run; add --resume"):
@@ -199,6 +199,8 @@ def test_another_request_is_rejected(answer, tmp_path):
     ]:
         with pytest.raises(SpecjaxError, match=f"holds another run {change}"):
             answer(changed, options=options, seed=seed, resume=True)
+    with pytest.raises(SpecjaxError, match=r"\(dtype was 'float32', now 'int8"):
+        answer(conversations, target=load(tiny, quantize="int8"), resume=True)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
