@@ -152,7 +152,7 @@ def _read_file(path: Path) -> str:
             raise SpecjaxError(f"{name} has more than {MAX_BYTES >> 20} MiB; pass a shorter text")
         if not content and path != STDIN:
             raise SpecjaxError(f"{name} is empty; write some text into it")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
 
 
 def _piped_text() -> str:

@@ -145,7 +145,7 @@ def read_json(path: Path) -> dict[str, Any]:
     with readable(path):
         content = read_bytes(path)
     try:
-        values = json.loads(content.decode("utf-8"))
+        values = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise SpecjaxError(
             f"{path} is not valid JSON ({error}); fix it or download it again"

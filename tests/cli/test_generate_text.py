@@ -130,7 +130,7 @@ def test_texts_follow_the_grammar_on_the_command_line_as_in_python(tiny, target,
         return json.loads(captured.out), captured.err
 
     file = tmp_path / "schema.json"
-    file.write_text(json.dumps(SCHEMA))
+    file.write_text("\ufeff" + json.dumps(SCHEMA))  # as Windows writes it
     for options, named, fits in (
         (("--json-schema", str(file)), {"json_schema": SCHEMA}, json.loads),
         (("--choices", *CHOICES), {"choices": CHOICES}, CHOICES.count),
