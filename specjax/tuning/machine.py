@@ -99,11 +99,15 @@ def _candidates(
     reasons: list[str] = []
     for method, (_, source, fixed) in variants.items():
         shared: dict[Any, Any] = {}  # params, which all settings of a method share
+        tried: list[Mapping[str, Any]] = []
         spaces = [space for space in METHODS[method].search_space if _matches(space, fixed)]
         for space in spaces or ({},):
             searched = {name: values for name, values in space.items() if name not in fixed}
             for values in product(*searched.values()):
                 settings = {**dict(zip(searched, values, strict=True)), **fixed}
+                if settings in tried:  # spaces may differ in fixed settings alone
+                    continue
+                tried.append(settings)
                 try:
                     drafter, params = load_drafter(method, workload.target, source, **settings)
                     gate = Auto(drafter, NEVER_SHUTS)

@@ -95,7 +95,7 @@ def test_the_slower_half_is_dropped_and_the_rest_runs_more_prompts(workload, mad
 
 
 def test_without_a_gain_plain_decoding_is_chosen(workload, made_up, monkeypatch):
-    set_space(monkeypatch, "pld", {"num_tokens": (1, 2, 3)})
+    set_space(monkeypatch, "pld", {"num_tokens": (1, 2, 3)}, {"num_tokens": (5,)})
     made_up(float)
     seen = {}
     choice = tune_machine(
