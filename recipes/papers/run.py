@@ -258,8 +258,8 @@ class Reproduction(Inputs):
     def tuned_length(self, part: Part, tasks: Path, **rule: str) -> dict[str, Any]:
         """Tunes a rule of the draft model unless that is done, and returns its settings."""
         source = self.source_of("draft-model", part)
-        name = f"{part.model}-length-{checksum(source, rule, tasks.read_text(encoding='utf-8'))}"
-        file = self.out / "tuned" / f"{name}.json"
+        inputs = checksum(source, rule, self.task_flags(part, tasks))
+        file = self.out / "tuned" / f"{part.model}-length-{inputs}.json"
         if not file.is_file():
             self.say(f"tuning {rule['rule']}")
             target = self.load(part)

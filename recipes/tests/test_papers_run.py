@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -127,6 +128,27 @@ def test_a_named_drafter_replaces_the_head_of_a_recipe(folder, tmp_path):
     two = {**recipe.methods, "EAGLE, other": recipe_module.RecipeMethod("eagle2", head="other")}
     with pytest.raises(SpecjaxError, match="compares 2 heads of eagle2"):
         run.sources(run.parts[0], two)
+
+
+def test_a_draft_length_is_tuned_for_one_target_and_its_texts(folder, tmp_path, monkeypatch):
+    recipe, tuned = recipe_module.read_recipe("small-table-1"), []
+
+    def tune(*_):
+        tuned.append({"length": len(tuned)})
+        return tuned[-1]
+
+    monkeypatch.setattr(papers_run, "tune_length", tune)
+    monkeypatch.setattr(papers_run, "load_drafter", lambda *_, **__: (None, None))
+    monkeypatch.setattr(papers_run, "Workload", SimpleNamespace(of_tasks=lambda *_: None))
+    monkeypatch.setattr(Inputs, "load", lambda *_: None)
+
+    def length(target, recipe=recipe):
+        options = RecipeOptions(target=target, drafter=("draft-model=small",), data=folder)
+        run = papers_run.Reproduction(recipe, options, tmp_path / "out")
+        return run.tuned_length(run.parts[0], folder / "edits.jsonl", rule="fixed")["length"]
+
+    assert [length("a"), length("b"), length("a")] == [0, 1, 0]
+    assert length("a", replace(recipe, max_new_tokens=9)) == 2
 
 
 def test_a_column_whose_data_is_missing_is_left_out(folder, tmp_path, capsys):
