@@ -180,6 +180,7 @@ def about(
         "dtype": target.dtype_name,
         "products": products(target.params),
         "padded_width": target.model.padded_width,
+        "mesh": None if target.mesh is None else dict(target.mesh.shape),
         "device": jax.devices()[0].device_kind,
         "machine": machine(),
         "tasks": options.tasks,

@@ -34,6 +34,7 @@ from specjax.decoding.sampling import Sampling
 from specjax.loading.methods import METHODS
 from specjax.loading.targets import LoadedTarget
 from specjax.models.config import TransformerConfig
+from specjax.models.sharding import make_mesh
 from specjax.models.transformer import Transformer
 from specjax.run.runner import GeneratedText, Program, Runner
 from specjax.run.tasks import Task, TaskPrompt, task_prompts
@@ -320,6 +321,9 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_rows(target, tmp_path, cap
     assert list(map(figures, rows)) == list(map(figures, whole_run))
     with pytest.raises(SpecjaxError, match=r"holds another run .*runs was 2, now 3"):
         bench(replace(options, runs=3))
+    split = replace(target, model=target.model.clone(mesh=make_mesh("data=1")))
+    with pytest.raises(SpecjaxError, match=r"holds another run \(mesh was None, now .'data': 1"):
+        run_bench(lambda: split, options)
 
 
 def test_another_datastore_is_another_drafter(target):
