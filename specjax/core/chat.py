@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from os.path import isfile
 from typing import Any
 
 from specjax.core.errors import SpecjaxError, check_characters, warn_once
@@ -99,7 +100,7 @@ def chat_text(
 def read_template(name: str) -> str:
     """Returns a chat template of `TEMPLATES`, or one from a file."""
     path = expand_user(name)
-    if name not in TEMPLATES and not path.is_file():
+    if name not in TEMPLATES and not isfile(path):  # False for a whole template too
         raise SpecjaxError(
             f"--chat-template {name!r} is neither a file nor one of {', '.join(TEMPLATES)}"
         )

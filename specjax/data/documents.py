@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _texts_of(source: str | Path) -> Iterator[str]:
     path = expand_user(source)
-    if str(source) and path.is_dir():
+    if str(source) and isdir(path):
         files = [file for file in sorted(path.rglob("*")) if _is_text(file, path)]
         if not files:
             raise SpecjaxError(f"{path} has no text files; give a folder that has some")
         return chain.from_iterable(map(_texts_of, files))
-    if path.is_file() and path.suffix != ".jsonl":
+    if isfile(path) and path.suffix != ".jsonl":
         return map(read_text, [path])
     expected = 'text; write lines such as {"text": "..."}'
     return good_records(source, read_records(source), _text_of, expected)

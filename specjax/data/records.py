@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 def is_dataset(source: str | Path) -> bool:
     """Whether a source is an address or hub id; files and folders come first."""
-    return DATASET_ID.fullmatch(str(source)) is not None and not expand_user(source).exists()
+    return DATASET_ID.fullmatch(str(source)) is not None and not os.path.exists(expand_user(source))
 
 
 def read_records(source: str | Path) -> Iterator[Record]:
@@ -56,7 +56,7 @@ def read_records(source: str | Path) -> Iterator[Record]:
             OWNER/NAME:CONFIGURATION or OWNER/NAME:CONFIGURATION:SPLIT, by default "train".
     """
     path = expand_user(source)
-    if str(source) and path.exists():
+    if str(source) and os.path.exists(path):  # False for a text in its place
         return _in_file(path)
     if not is_dataset(source):
         raise SpecjaxError(f"{source} does not exist and is not a hub id; check the path")

@@ -428,6 +428,7 @@ def test_chats_take_a_system_message_and_another_template(target, tmp_path):
         ({"set": ("pld.num_tokens=3", "pld.colour=1")}, "no setting 'colour'; its settings"),
         ({"tasks": "no/such/file"}, "does not exist"),
         ({"chat_template": "latin"}, "latin is not UTF-8 text"),
+        ({"chat_template": "{{ messages }}" * 30}, "is neither a file nor one of vicuna"),
         ({"peers": "transformers,transformers"}, "must list different libraries"),
         ({"peers": "vllm"}, "peer 'vllm' is unknown"),
         ({"peers": "transformers", "temperature": "1"}, "use temperature 0 with peers"),

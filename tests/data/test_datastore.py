@@ -230,7 +230,7 @@ def test_a_line_without_text_is_named_and_skipped(tmp_path, line, capsys):
 
 def test_a_source_that_does_not_exist_is_rejected_at_once(tmp_path):
     (tmp_path / "a.txt").write_text("a")
-    for source in (tmp_path / "b.txt", "b.txt", ""):
+    for source in (tmp_path / "b.txt", "b.txt", "", "a text " * 99):
         with pytest.raises(SpecjaxError, match="does not exist and is not a hub id"):
             read_documents([tmp_path / "a.txt", source], Characters())
 
