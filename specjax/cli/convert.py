@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from specjax.cli.environment import use_compilation_cache
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, new_folder, vacant
 
@@ -43,6 +44,7 @@ class Convert:
                     f"--{name} applies to heads only; name the target of the head: --head-of TARGET"
                 )
         directory = vacant(self.directory)  # before the slow load
+        use_compilation_cache()
         if self.head_of is None:
             self._convert_target(directory)
         else:

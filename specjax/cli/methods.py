@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from specjax.cli.environment import use_compilation_cache
 from specjax.cli.output import print_rows, short
 from specjax.core.settings import field_texts
 from specjax.core.text import safe_console
@@ -36,6 +37,7 @@ class Methods:
     def run(self) -> None:
         from specjax.loading.methods import METHODS
 
+        use_compilation_cache()
         if self.method is not None:
             METHODS.check(self.method, {})
         config = None if self.target is None else _config_of(self.target)

@@ -109,9 +109,9 @@ class TrainHead(TargetOptions):
         return super().load_target(**others)
 
     def _train(self, out: Path) -> None:
+        use_compilation_cache()
         if jax.process_index() == 0:
             check_out(out, self.resume, HEAD)
-        use_compilation_cache()
         axes = self.mesh or (f"{DATA}={jax.device_count()}" if jax.device_count() > 1 else None)
         mesh = make_mesh(axes) if axes else None
         check_batch(mesh, self.batches.batch_size, "batch_size")

@@ -163,7 +163,7 @@ def specjax(*arguments: str, stdout: int = subprocess.PIPE, environment: dict | 
 
 
 @pytest.mark.slow
-def test_a_failing_process_shows_one_line_and_no_traceback():
+def test_a_failing_process_shows_one_line_and_no_traceback(tmp_path):
     """And none if its reader has left."""
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -178,9 +178,12 @@ def test_a_failing_process_shows_one_line_and_no_traceback():
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
     assert "cannot write (No space left on device); free some space" in run.stderr
     environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
-    run = specjax("generate", environment=environment)
-    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
-    assert "JAX finds no device for JAX_PLATFORMS=cuda" in run.stderr
+    folder = str(tmp_path / "out")
+    train = "train", "eagle", "--out", folder
+    for command in (("generate",), ("methods",), ("convert", "pocket", folder), train):
+        run = specjax(*command, environment=environment)
+        assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+        assert "JAX finds no device for JAX_PLATFORMS=cuda" in run.stderr
 
 
 @pytest.mark.slow
