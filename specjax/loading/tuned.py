@@ -79,7 +79,7 @@ def read_tuned(path: Path, owner: str) -> Tuned:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecjaxError(
             f"{path} is not a file of `specjax tune` ({type(error).__name__}: {error}); "
-            "delete it or tune again"
+            "delete it, then tune again"
         ) from None
     if made_for != owner:
         raise SpecjaxError(

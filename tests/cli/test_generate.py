@@ -89,7 +89,7 @@ def test_text_file_ids_and_standard_input_are_the_same_prompt_and_the_default_is
 ):
     text = "previous = None\n"
     file = tmp_path / "prompt.txt"
-    file.write_text("\ufeff" + text)  # as Windows writes it
+    file.write_text(text, "utf-8-sig")  # as Windows writes it
     ids = ", ".join(str(token) for token in tiny_tokenizer(text)["input_ids"])
     assert generate("--prompt-ids", ids)["tokens"] == generate(text)["tokens"]
     example = read_source(None, None, None, False, None)

@@ -55,7 +55,7 @@ def test_a_fingerprint_belongs_to_the_weights_not_to_their_dtype():
     assert fingerprint(target(layers=3)[0].config, params) != OWNER
 
 
-NONE = "is not a file of `specjax tune`"
+NONE = "is not a file of `specjax tune` .*; delete it, then tune again"
 
 
 def test_a_file_that_is_damaged_or_of_another_model_or_missing_is_refused(tmp_path):
@@ -64,7 +64,7 @@ def test_a_file_that_is_damaged_or_of_another_model_or_missing_is_refused(tmp_pa
         read_tuned(path, "me")
     others = r"was made for another model \(you, this one is me\); tune this target"
     for content, message in (
-        ("{", "is not valid JSON"),
+        ("\ufeff{", r"is not valid JSON \(Expecting property name"),
         ("[]", "does not hold a JSON object"),
         ("{}", NONE),
         ('{"target": "me", "settings": 3}', NONE),
