@@ -46,7 +46,7 @@ def random_tree(numbers: np.random.Generator, num_nodes: int) -> tuple[DraftTree
 
 def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
     numbers, num_shared = np.random.default_rng(0), 0
-    merge = jax.jit(hybrid.merge_trees, static_argnums=(4, 5))
+    merge = jax.jit(hybrid.merge_trees, static_argnums=4)
     for _ in range(40):
         given = jax.device_get([random_tree(numbers, size) for size in (9, 12)])
         best: dict[tuple[int, ...], float] = {}
@@ -55,12 +55,22 @@ def test_a_merged_tree_holds_the_best_nodes_of_both_and_each_only_once():
                 num_shared += path in best
                 best[path] = max(best.get(path, -np.inf), float(score))
         trees, scores = zip(*given, strict=True)
-        merged = jax.device_get(merge(*trees, *scores, 8, 8))
+        merged = jax.device_get(merge(*trees, *scores, 8))
         assert_well_formed(merged)
         found = [(), *found_paths(merged, 0)]
         wanted = sorted(best, key=lambda path: -best[path])[:8]
         assert len(set(found)) == len(found) and set(found) == set(wanted)
     assert num_shared > 50
+
+
+def test_paths_deeper_than_the_merged_tree_are_compared_up_to_the_root():
+    """The second part is certain of all that follows its first token."""
+    root, count = jnp.array([0]), jnp.array([5])
+    parts = [chain(root, jnp.array([[first, 1, 1, 1, 1]]), count) for first in (1, 2)]
+    scores = jnp.array([[0.0, -1, -2, -3, -4, -5]]), jnp.zeros((1, 6))
+    merged = jax.device_get(hybrid.merge_trees(*parts, *scores, num_nodes=4))
+    assert_well_formed(merged)
+    assert {*found_paths(merged, 0)} == {(2,), (2, 1), (2, 1, 1)}
 
 
 def test_nodes_beyond_its_tokens_are_verified_only_if_they_are_likely():

@@ -182,7 +182,7 @@ class Hybrid(Drafter):
         tree = replace(tree, valid=jnp.where(needs_head[:, None], tree.valid, empty.valid))
         trees = copied, tree
         node_scores = scores(0, copied), scores(1, tree)
-        merged = merge_trees(*trees, *node_scores, self.num_nodes, self.max_depth)
+        merged = merge_trees(*trees, *node_scores, self.num_nodes)
         merged = without_unlikely(merged, self.num_tokens)
         bare = (DraftTree(part.tokens, part.parents, part.depth, part.valid) for part in trees)
         return Proposal(merged), replace(
@@ -278,13 +278,12 @@ def merge_trees(
     first_scores: Float[Array, "B N"],
     second_scores: Float[Array, "B M"],
     num_nodes: int,
-    max_depth: int,
 ) -> DraftTree:
     """Returns the tree of the best nodes of two trees below the same root.
 
     A shared node gets the better score. Scores fall from parents to children.
     """
-    same = same_nodes(first, second, max_depth)
+    same = same_nodes(first, second)
     is_shared, shared = jnp.any(same, axis=1), jnp.argmax(same, axis=1)
     count, others = first.num_nodes, jnp.arange(second.num_nodes)[None, :]
     place = jnp.where(is_shared, shared, count - 1 + others)  # in the pool, from 1
@@ -316,7 +315,7 @@ def without_unlikely(tree: DraftTree, num_tokens: int) -> DraftTree:
     return valid_first(replace(tree, valid=tree.valid & (is_worth_it | ~is_beyond)))
 
 
-def same_nodes(first: DraftTree, second: DraftTree, max_depth: int) -> Bool[Array, "B N M"]:
+def same_nodes(first: DraftTree, second: DraftTree) -> Bool[Array, "B N M"]:
     """Whether the paths to node i and node j have the same tokens, at entry [b, i, j].
 
     Each step doubles the distance covered, as in `ancestors`.
@@ -327,7 +326,8 @@ def same_nodes(first: DraftTree, second: DraftTree, max_depth: int) -> Bool[Arra
         & (first.valid[:, :, None] & second.valid[:, None, :])
     )
     above = [jnp.maximum(tree.parents, 0) for tree in (first, second)]
-    for _ in range(max(1, max_depth).bit_length()):
+    longest = min(first.num_nodes, second.num_nodes) - 1  # path that both have
+    for _ in range(longest.bit_length()):
         same = same & jax.vmap(lambda seen, i, j: seen[i][:, j])(same, *above)
         above = [jnp.take_along_axis(jump, jump, axis=1) for jump in above]
     return same
