@@ -30,7 +30,8 @@ def check_request(params: Any, prompt: Prompt, target: Target, max_new_tokens: i
     _check_arrays(prompt)
     if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(prompt)):
         check_prompt(np.asarray(prompt.tokens), np.asarray(prompt.length), target.config)
-        check_length(int(np.max(np.asarray(prompt.length))), max_new_tokens, target.config)
+        for length in sorted(set(np.asarray(prompt.length).tolist()), reverse=True):
+            check_length(length, max_new_tokens, target.config)
 
 
 def _check_arrays(prompt: Prompt) -> None:

@@ -1,6 +1,6 @@
 """Invalid requests raise a one-line error before anything is compiled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -15,6 +15,8 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus
 from specjax.decoding.generate import speculative_generate, stream
 from specjax.decoding.prompt import encode, from_ids
 from specjax.decoding.request import end_tokens
+from specjax.models.config import Rope
+from specjax.models.transformer import Transformer
 from tests.decoding.tiny import prompt, target
 
 
@@ -38,6 +40,9 @@ def of_length(*lengths: int, token: int = 1) -> Prompt:
 
 
 PARAMS = target()[1]
+FACTORS = {"short_factor": (1.0,) * 4, "long_factor": (2.0,) * 4}
+ROPE = Rope("longrope", original_max_position_embeddings=64, **FACTORS)
+LONGROPE = Transformer(replace(target()[0].config, rope=ROPE))
 BAD = {
     "one token": ({"prompt": of_length(5, 1)}, "prompt 1 has 1 token(s)"),
     "length beyond the tokens": (
@@ -51,6 +56,10 @@ BAD = {
     "too long": (
         {"prompt": of_length(500, 2), "max_new_tokens": 13},
         "500 prompt tokens + 13 new ones exceed the model's 512 positions",
+    ),
+    "too long for its table of LongRoPE": (
+        {"target": LONGROPE, "prompt": of_length(65, 60), "max_new_tokens": 5},
+        "60 prompt tokens + 5 new ones exceed 64 positions, where LongRoPE changes its table",
     ),
     "no new tokens": ({"max_new_tokens": 0}, "max_new_tokens 0 must be at least 1"),
     "other vocabulary": (
