@@ -65,7 +65,10 @@ def schema_regex(schema: Mapping[str, Any]) -> str:
     Raises:
         SpecjaxError: for the first part that is invalid or not supported.
     """
-    return _Reader(schema).regex(schema, "#")
+    try:
+        return _Reader(schema).regex(schema, "#")
+    except RecursionError:
+        raise _error("#", "it is nested too deeply; make it flatter") from None
 
 
 def literal(text: str) -> str:

@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import dataclass
 from datetime import date
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,7 @@ NESTING = {  # each definition is short, but not all of them together
 }
 
 KEYS = [*map(str, range(20_000))]  # which are read in linear time
+DEEP = reduce(lambda inner, _: {"anyOf": [inner]}, range(400), STRING)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,7 @@ def test_a_text_of_choices_is_one_of_them(pocket):
         ({"type": "array", "minItems": "3", "maxItems": None}, "#", "minItems must be"),
         (DOUBLING, "#/$defs/", "too large"),
         (NESTING, "#/$defs/", "too large"),
+        (DEEP, "#", "nested too deeply"),
         ({"type": "object", "properties": dict.fromkeys(KEYS, STRING), "required": KEYS},
          "#", "too large"),
     ],
