@@ -29,6 +29,7 @@ class GenerationRequest:
     target: LoadedTarget
     prompt: Prompt
     stop: tuple[str, ...] = ()  # texts that end it
+    is_answer: bool = True  # to a message, rather than the continuation of a text
     is_turn: bool = False  # of a conversation
     earlier: LoopState | None = None  # after the previous turn
 
@@ -69,13 +70,17 @@ class GenerationRequest:
     def _begin(self) -> LoopState:
         return self.engine.resume(self.runner.params, self.earlier, *self._prepared)
 
+    def ending(self) -> EndingText:
+        """Returns the new text before its first token."""
+        before = () if self.is_answer else self.prompt.ids[0]
+        return EndingText(self.target.tokenizer, self.stop, before)
+
     def _is_stopped(self, generation: Generation) -> bool:
         return self.finish(generation).finish_reason == "stop"
 
     def finish(self, generation: Generation) -> Completion:
         """Returns the text up to the first stop text."""
-        ending = EndingText(self.target.tokenizer, self.stop)
-        return completion(ending, generation, 0, self.engine.eos, is_done=True)
+        return completion(self.ending(), generation, 0, self.engine.eos, is_done=True)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class GenerateOutput:
 
     def stream(self, request: GenerationRequest) -> TimedRun:
         """Prints the text as it grows."""
-        live = LiveText(request.target.tokenizer, self.output, request.stop)
+        live = LiveText(request.ending(), self.output)
         try:
             return request.run(live.add)
         finally:

@@ -1,9 +1,7 @@
 """Shows text on a terminal as its tokens arrive."""
 
-from collections.abc import Sequence
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,8 +15,8 @@ DRAFTED = "green"
 class LiveText:
     """Prints a text as it grows; a terminal shows accepted draft tokens in colour."""
 
-    def __init__(self, tokenizer: Any, console: Console, stops: Sequence[str] = ()):
-        self._ending, self._console = EndingText(tokenizer, stops), console
+    def __init__(self, ending: EndingText, console: Console):
+        self._ending, self._console = ending, console
         self._num_shown = 0
         self._drafted: list[bool] = []  # of each character, whether it was drafted
 

@@ -49,6 +49,11 @@ class Source:
     is_example: bool = False
     place: str = ""  # the file and line of the prompt
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is messages."""
+        return not isinstance(self.prompt, str) and isinstance(self.prompt[0], dict)
+
 
 def read_source(
     prompt: str | None,

@@ -66,13 +66,18 @@ def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 class GrowingText:
     """Decodes a text one token at a time; a character appears once all its bytes are there.
 
-    Only the last few tokens are decoded again, starting at a character boundary.
+    Only the last few tokens are decoded again, starting at a character boundary. `before` are the
+    tokens that the text continues: without them SentencePiece drops the space of the first word.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, before: Sequence[int] = ()):
         self._tokenizer = tokenizer
         self._tokens: list[int] = []  # the last ones
         self._num_shown = 0  # characters of their text
+        if before and tokenizer is not None:
+            text = decode(tokenizer, before[-1:])
+            if not text.startswith(UNFINISHED):
+                self._tokens, self._num_shown = [before[-1]], len(text.rstrip(UNFINISHED))
 
     def add(self, token: int) -> str:
         """Returns the text that `token` completes."""
@@ -99,8 +104,8 @@ class GrowingText:
 class EndingText:
     """A text that grows by tokens and ends before the first of some stop texts."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()):
-        self._growing, self._stops = GrowingText(tokenizer), stops
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), before: Sequence[int] = ()):
+        self._growing, self._stops = GrowingText(tokenizer, before), stops
         self.text = ""
         self.num_tokens = 0  # up to the one that completes a stop text
         self.records: list[dict[str, Any]] = []  # of log-probabilities, if requested

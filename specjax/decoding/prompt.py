@@ -22,6 +22,12 @@ class Prompt:
     tokens: Int[Array, "B P"]
     length: Int[Array, " B"]
 
+    @property
+    def ids(self) -> list[tuple[int, ...]]:
+        """The tokens of each prompt, without the padding."""
+        rows = zip(self.tokens.tolist(), self.length.tolist(), strict=True)
+        return [tuple(tokens[:length]) for tokens, length in rows]
+
 
 def from_ids(ids: Sequence[Sequence[int]], bucket: int = BUCKET) -> Prompt:
     """Pads lists of token ids to the next multiple of `bucket`.

@@ -138,8 +138,7 @@ def _prompts(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int
 
 def _ids(prompt: Any, target: LoadedTarget) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        ids = encode(target.require_tokenizer(), [prompt])
-        return tuple(ids.tokens[0, : int(ids.length[0])].tolist())
+        return encode(target.require_tokenizer(), [prompt]).ids[0]
     if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
         raise SpecjaxError("prompt must be text, or token ids, or a list of these")
     return tuple(prompt)

@@ -112,11 +112,12 @@ class Worker:
                 raise SpecjaxError(
                     f"max_tokens {max_tokens} is above this server's limit, {self.max_new_tokens}"
                 )
-            jobs.append(Job(request, ids, max_tokens, EndingText(tokenizer, request.stop)))
             engine, params = self._engine(request)
             prompt = from_ids([ids], doubled_length(ids))
             # Memory is checked when the job begins, and the one before has freed its own.
             engine.check(params, prompt, max_tokens, with_memory=False)
+            ending = EndingText(tokenizer, request.stop, () if request.is_chat else ids)
+            jobs.append(Job(request, ids, max_tokens, ending))
         with self._has_changed:
             waiting = [job for job in self._waiting if not job.is_cancelled]
             if len(waiting) + len(jobs) > self._max_waiting:

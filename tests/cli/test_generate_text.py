@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from functools import partial
 from itertools import pairwise
 
@@ -143,3 +144,20 @@ def test_texts_follow_the_grammar_on_the_command_line_as_in_python(tiny, target,
     values, notes = printed("--regex", "[ab]{50}")
     assert values["finish_reason"] == "length"
     assert "before its grammar" in notes
+
+
+def test_a_continuation_keeps_the_space_of_its_first_word(tiny, generate, tmp_path, capsys):
+    """Decoders of SentencePiece drop a space at the start of a text."""
+    folder = shutil.copytree(tiny, tmp_path / "target")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    values["decoder"] = {"type": "Sequence", "decoders": [values["decoder"], strip]}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    target = specjax.load(folder, padded_width=16)
+    options = {"choices": [" best"], "max_new_tokens": 24}
+    texts = partial(specjax.generate_text, target, "return", "grammar", **options)
+    assert (texts().text, texts(chat=True).text) == (" best", "best")
+    command = "return", "--choices", " best"
+    assert generate(*command, target=folder)["text"] == " best"
+    assert main(["generate", *command, *SHORT, "--target", str(folder)]) == 0
+    assert capsys.readouterr().out == " best\n"

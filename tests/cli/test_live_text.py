@@ -8,7 +8,7 @@ from rich.console import Console
 
 from specjax.cli.live_text import DRAFTED, LiveText
 from specjax.core.errors import warn_once
-from specjax.core.text import decode
+from specjax.core.text import EndingText, decode
 from specjax.decoding.prompt import VICUNA, chat_ids
 from specjax.decoding.state import Generation
 
@@ -46,7 +46,7 @@ def test_drafted_tokens_are_coloured_and_control_codes_shown(tiny_tokenizer):
             object.__setattr__(generations[-1], name, np.asarray(value))
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="standard", no_color=False)
-    live = LiveText(tiny_tokenizer, console)
+    live = LiveText(EndingText(tiny_tokenizer), console)
     for generation in generations:
         live.add(generation)
     live.finish()

@@ -3,9 +3,11 @@
 import asyncio
 import threading
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+from tokenizers import decoders
 
 import specjax
 from specjax.cli.prompts import SOURCE
@@ -150,3 +152,16 @@ def test_a_prompt_with_other_settings_is_not_passed_over_for_ever(target, monkey
         assert worker._next_job(second.program) is None
         assert worker._next_job() is first
         may_end.set()
+
+
+def test_a_completion_keeps_a_space_that_the_decoder_drops_at_the_start_of_a_text(target):
+    tokenizer = deepcopy(target.tokenizer)
+    strip = decoders.Strip(" ", 1, 0)
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), strip])
+    [space] = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    prompts = (tuple(tokenizer("import os")["input_ids"]),)
+    sampling = Sampling(logit_bias={space: 1e4})
+    request = replace(REQUEST, prompts=prompts, sampling=sampling, max_tokens=2)
+    other = replace(target, tokenizer=tokenizer)
+    texts = [alone(other, replace(request, is_chat=is_chat)).text for is_chat in (False, True)]
+    assert texts == ["  ", " "]
