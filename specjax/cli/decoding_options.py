@@ -132,7 +132,7 @@ class DecodingOptions(MethodOptions):
     typical (Medusa; epsilon 0.09, delta 0.3) is LOSSY: above temperature 0 it accepts any token
     that is likely enough."""
 
-    def load(self) -> "tuple[LoadedTarget, Callable[[Prompt], GenerationRequest]]":
+    def load(self) -> "tuple[LoadedTarget, Callable[..., GenerationRequest]]":
         """Returns the target and a function from prompts to requests."""
         from specjax.cli.generation import GenerationRequest
         from specjax.loading.grammar import load_grammar
@@ -151,9 +151,9 @@ class DecodingOptions(MethodOptions):
         settings = self.max_new_tokens, sampling, automaton, self.ignore_eos
         engine = make_engine(target, drafter, *settings)
 
-        def request(prompt: "Prompt") -> GenerationRequest:
+        def request(prompt: "Prompt", is_answer: bool = True) -> GenerationRequest:
             runner = Runner(self.method, *engine, prompt.tokens.shape[1], self.seed)
-            return GenerationRequest(runner, target, prompt, self.stop)
+            return GenerationRequest(runner, target, prompt, self.stop, is_answer)
 
         return target, request
 

@@ -1,6 +1,6 @@
 """`specjax generate`: continues a prompt, and measures the speed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +73,7 @@ class Generate(DecodingOptions):
 
         output = GenerateOutput(self.json)
         target, request_for = self.load()
-        request = replace(request_for(tokenize(source, target)), is_answer=source.is_chat)
+        request = request_for(tokenize(source, target), source.is_chat)
         output.source(source)
         requests = [request, request.with_plain()] if self.compare else [request]
         with output.busy("compiling"):
@@ -103,8 +103,7 @@ class Generate(DecodingOptions):
         target, request_for = self.load()
         bucket = max(tokenize(source, target).tokens.shape[1] for source in sources)
         requests = [
-            replace(request_for(tokenize(source, target, bucket)), is_answer=source.is_chat)
-            for source in sources
+            request_for(tokenize(source, target, bucket), source.is_chat) for source in sources
         ]
         for source, request in zip(sources, requests, strict=True):
             with errors_at(source.place):

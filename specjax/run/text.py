@@ -140,14 +140,13 @@ def _parts(
         if is_chat
         else encode(tokenizer, list(prompts))
     )
-    texts = [() if is_chat else ids for ids in encoded.ids]
     automaton = load_grammar(target, json_schema=json_schema, regex=regex, choices=choices)
     sampling = _with_settings(sampling, settings, tokenizer)
     engine, params = make_engine(target, drafter, max_new_tokens, sampling, automaton, ignore_eos)
     check_whole("rounds_per_call", rounds_per_call, 1)  # may be max_new_tokens, which is valid here
     engine.check(params, encoded)
     state = engine.prefill(params, encoded, jax.random.key(seed))
-    endings = [EndingText(tokenizer, stops, before) for before in texts]
+    endings = [EndingText(tokenizer, stops, () if is_chat else ids) for ids in encoded.ids]
     parts: list[Completion] = []
     for generation, after in stream_states(engine, params, state, rounds_per_call):
         generation, is_done = jax.device_get((generation, after.is_done))
