@@ -260,6 +260,9 @@ Layer take_layer(Buffers& buffers, int64_t fields, Pass& pass, int64_t inputs) {
     if (is_there) linear.weight = buffers.weight(has_scales, outputs, from, pass.type);
     linear.bias = take_vector(outputs);
     buffers.require(!is_there || fits(linear.weight, pass.type), "a weight has another type");
+    const Linear& first = pass.layers.empty() ? layer.query : pass.layers[0].query;
+    buffers.require(!is_there || !linear.weight.scales.data == !first.weight.scales.data,
+                    "only some weights are quantised");
   };
   const int64_t size = pass.head_dim;
   take_norm(layer.input_norm, pass.width);

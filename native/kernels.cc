@@ -61,10 +61,10 @@ struct Layers : Call {
         wide(padded(pass.width)),
         x(rows * wide),
         mixed(rows * wide),
-        given(rows, pass.layers[0].query.weight.pairs, pass.type),
-        normed(rows, pass.layers[0].up.weight.pairs, pass.type),
-        merged(rows, pass.layers[0].output.weight.pairs, pass.type),
-        inner(rows, pass.layers[0].down.weight.pairs, pass.type),
+        given(rows_for(pass.layers[0].query)),
+        normed(rows_for(pass.layers[0].up)),
+        merged(rows_for(pass.layers[0].output, pass.head_dim % 32 ? 8 : Rows::kBlock)),
+        inner(rows_for(pass.layers[0].down)),
         views(pass.windows.size(), std::vector<View>(rows)),
         per_group(pass.heads / pass.groups * pass.num_computed),
         most(per_group),
@@ -79,6 +79,10 @@ struct Layers : Call {
     const Type type = pass.layers[0].keys.type == Type::kBfloat16 ? pass.type : Type::kFloat32;
     for (int64_t block = 0; block < num_blocks(); block++)
       asked.emplace_back(size_of_block(block), pass.head_dim / 2, type);
+  }
+
+  Rows rows_for(const Linear& linear, int64_t block = Rows::kBlock) const {
+    return {rows, linear.weight.pairs, pass.type, linear.weight.scales.data != nullptr, block};
   }
 
   int64_t blocks_of_group() const { return (per_group + most - 1) / most; }
@@ -347,9 +351,12 @@ struct Layers : Call {
         project_back(layer.output, merged, first, last);
       });
       thread.share(rows, 1, each(add_and_norm));
-      thread.share(layer.up.weight.num_panels, 2, [&](int64_t first, int64_t last) {
-        const int64_t most = std::max<int64_t>(2, 4096 / rows);  // panels, which bounds its buffer
-        for (; first < last; first += most) feed_forward(layer, first, std::min(first + most, last));
+      // Two panels are a block of the inputs of `down`.
+      const int64_t panels = layer.up.weight.num_panels;
+      thread.share((panels + 1) / 2, 1, [&](int64_t first, int64_t last) {
+        const int64_t most = std::max<int64_t>(1, 2048 / rows);  // of two, which bounds its buffer
+        for (; first < last; first += most)
+          feed_forward(layer, 2 * first, std::min(2 * std::min(first + most, last), panels));
       });
       thread.share(wide / kPanel, 2, [&](int64_t first, int64_t last) {
         project_back(layer.down, inner, first, last);
@@ -364,7 +371,7 @@ struct Multiplication : Call {
   Rows rows;
 
   explicit Multiplication(const Product& given)
-      : Call(2), product(given), rows(given.num_rows, given.weight.pairs, given.rows.type) {}
+      : Call(2), product(given), rows(given.num_rows, given.weight.pairs, given.rows.type, given.weight.scales.data) {}
 
   void run() override {
     Team::Thread thread(team);

@@ -5,6 +5,8 @@
 // bits: each half of a word has the even or the odd inputs of four pairs, lowest bits first. Outputs
 // and inputs are padded with zeros. Every output is one chain of sums over its inputs in their order,
 // so its bits do not depend on how many rows a product has.
+//
+// On x86-64 without AMX, rows of 16 bits meet quantised weights as whole numbers; see `Rows`.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -20,35 +20,75 @@ constexpr bool kHasMatrices = true;  // which take the pairs of a row side by si
 #else
 constexpr bool kHasMatrices = false;
 #endif
+#if defined(__SSE2__)
+constexpr bool kHasWhole = true;  // products of pairs of whole numbers
+#else
+constexpr bool kHasWhole = false;
+#endif
 
-// Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs.
+// What products read of a pair of inputs: two floats, two bfloat16, or two whole numbers of 16 bits.
+enum class Form { kFloats, kBrains, kWhole };
+
+inline Form form_of(Type type, bool is_quantised) {
+  if (kHasPairs && type == Type::kBfloat16 && (kHasMatrices || !is_quantised)) return Form::kBrains;
+  return kHasWhole && is_quantised && type != Type::kFloat32 ? Form::kWhole : Form::kFloats;
+}
+
+// Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs. Whole
+// numbers have a step, a power of two, for each block of inputs: at most 2^-14 of the largest. So those
+// of bfloat16 that are at least 1/128 of the largest are exact.
 struct Rows {
-  std::vector<uint32_t> words;  // [tiles, pairs, tile], of pairs of bfloat16 or of two floats
-  int64_t count, pairs, tile;
-  bool is_bfloat16;
+  static constexpr int64_t kBlock = 16;  // pairs of a block
+  std::vector<uint32_t> words;           // [tiles, pairs, tile], of a pair or half of it
+  std::vector<float> steps;              // [tiles, blocks, tile], of whole numbers
+  int64_t count, pairs, tile, block;
+  Form form;
 
-  Rows(int64_t count, int64_t pairs, Type type)
-      : count(count), pairs(pairs), tile(1), is_bfloat16(kHasPairs && type == Type::kBfloat16) {
-    const bool is_for_matrices = kHasMatrices && is_bfloat16;
+  Rows(int64_t count, int64_t pairs, Type type, bool meets_codes = false, int64_t block = kBlock)
+      : count(count), pairs(pairs), tile(1), block(block), form(form_of(type, meets_codes)) {
+    const bool is_for_matrices = kHasMatrices && form == Form::kBrains;
     while (tile < count && tile < kTile && !is_for_matrices) tile *= 2;
-    words.resize(padded(count, is_for_matrices ? 16 : tile) * pairs * (is_bfloat16 ? 1 : 2));
+    const int64_t size = padded(count, is_for_matrices ? 16 : tile);
+    words.resize(size * pairs * (form == Form::kFloats ? 2 : 1));
+    if (form == Form::kWhole) steps.resize(size * num_blocks());
   }
-  int64_t place(int64_t row, int64_t pair) const {
-    return (row / tile * pairs + pair) * tile + row % tile;
+  int64_t num_blocks() const { return (pairs + block - 1) / block; }
+  int64_t place(int64_t row, int64_t at, int64_t of) const {
+    return (row / tile * of + at) * tile + row % tile;
   }
-  // Writes an even number of rounded values of a row from input `at` on.
+  int64_t place(int64_t row, int64_t pair) const { return place(row, pair, pairs); }
+  // Writes rounded values of a row from input `at` on; `at` begins a block of whole numbers.
   void put(int64_t row, int64_t at, const float* values, int64_t size) {
     size = std::min(size, 2 * pairs - at);
-    uint32_t* to = words.data() + place(row, at / 2) * (is_bfloat16 ? 1 : 2);
+    uint32_t* to = words.data() + place(row, at / 2) * (form == Form::kFloats ? 2 : 1);
+    if (form == Form::kWhole) return put_whole(row, at, values, size, to);
     for (int64_t i = 0; i < size; i += 2) {
       uint32_t bits[2];
       std::memcpy(bits, values + i, 8);
-      if (is_bfloat16) {
+      if (form == Form::kBrains) {
         to[i / 2 * tile] = bits[0] >> 16 | (bits[1] & 0xffff0000u);
       } else {
         to[i * tile] = bits[0];
         to[i * tile + 1] = bits[1];
       }
+    }
+  }
+  void put_whole(int64_t row, int64_t at, const float* values, int64_t size, uint32_t* to) {
+    for (int64_t from = 0; from < size; from += 2 * block) {
+      const int64_t count = std::min(2 * block, size - from);
+      uint32_t bits[2 * kBlock] = {}, top = 64u << 23;  // an exponent; all below 2^-78 is 0
+      std::memcpy(bits, values + from, count * 4);
+      for (const uint32_t number : bits) top = std::max(top, number & 0x7f800000u);
+      const uint32_t numbers[2] = {top - (14u << 23), (268u << 23) - top};
+      float step[2];  // and 1 / step
+      std::memcpy(step, numbers, 8);
+      steps[place(row, (at + from) / 2 / block, num_blocks())] = top < 0x7f800000u ? step[0] : NAN;
+      float shifted[2 * kBlock];  // whose last bits are whole numbers
+      std::memcpy(shifted, bits, sizeof bits);
+      for (float& number : shifted) number = number * step[1] + 0x1.8p23f;
+      std::memcpy(bits, shifted, sizeof bits);
+      for (int64_t i = 0; i < count; i += 2)
+        to[(from + i) / 2 * tile] = (bits[i] & 0xffffu) | bits[i + 1] << 16;
     }
   }
 };
@@ -108,7 +148,9 @@ struct Int4 {
 // Multiplies rows of floats, one input after the other. Only weights from memory are fetched ahead.
 template <class Reader, bool kFromMemory = true>
 struct Chain : Reader {
-  static constexpr bool kFetches = kFromMemory;
+  using Wide = Chain<Floating32, false>;
+  static constexpr bool kFetches = kFromMemory, kIsWhole = false;
+  using Sum = Floats;
   static constexpr bool kWidens = Reader::kBytesOfPair < 128;  // into floats
   struct Row {
     float even, odd;
@@ -119,11 +161,50 @@ struct Chain : Reader {
   }
 };
 
+#if defined(__SSE2__)
+// Multiply rows of whole numbers with codes; their sums over a block are exact.
+template <bool kFromMemory>
+struct Whole {
+  static constexpr bool kFetches = kFromMemory, kIsWhole = true, kWidens = kFromMemory;
+  using Row = uint32_t;
+  using Sum = Integers;
+  static void add(Integers& sum, const Row* row, Shorts weights) {
+    sum += products_of_pairs((Shorts)(Words{} + *row), weights);
+  }
+};
+
+struct Int16Whole : Whole<false> {
+  static constexpr int kBytesOfPair = 64, kStep = 1;
+  static Shorts read(const char* panel, int64_t pair, int, int v) {
+    return *(const Shorts*)(panel + pair * 64 + v * kBytes);
+  }
+};
+
+struct Int8Whole : Whole<true> {
+  using Wide = Int16Whole;
+  static constexpr int kBytesOfPair = 32, kStep = 1;
+  static Shorts read(const char* panel, int64_t pair, int, int v) {
+    return widened(*(const Bytes*)(panel + pair * 32 + v * kBytes / 2));
+  }
+};
+
+struct Int4Whole : Whole<true> {
+  using Wide = Int16Whole;
+  static constexpr int kBytesOfPair = 16, kStep = 4;
+  static Shorts read(const char* panel, int64_t pair, int step, int v) {
+    const Shorts words = *(const Shorts*)(panel + pair * 16 + v * kBytes);
+    return (words << (12 - 4 * step)) >> 12;
+  }
+};
+
+#endif
+
 #if defined(__AVX512BF16__)
 // Multiply rows of bfloat16 pair by pair, with codes that bfloat16 holds exactly.
 struct Dot {
-  static constexpr bool kFetches = true, kWidens = false;
+  static constexpr bool kFetches = true, kIsWhole = false, kWidens = false;
   using Row = uint32_t;
+  using Sum = Floats;
   static void add(Floats& sum, const Row* row, __m512bh weights) {
     sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*row), weights);
   }
@@ -136,6 +217,7 @@ struct BrainDot : Dot {
   }
 };
 
+#if defined(__AMX_BF16__)
 struct Int8Dot : Dot {
   static constexpr int kBytesOfPair = 32, kStep = 1;
   static __m512bh read(const char* panel, int64_t pair, int, int) {
@@ -159,67 +241,82 @@ struct Int4Dot : Dot {
   }
 };
 #endif
+#endif
 
-// Adds pairs [from, to) of the inputs to the sums of M rows and P panels. It is always inlined, and
-// its loop over all sums is a single one, so that compilers keep them in registers. It fetches the
-// panels that follow, since sums in the order of their inputs leave memory waiting.
-template <class R, int M, int P>
-__attribute__((always_inline)) inline void add_pairs(const char* panels, int64_t panel_bytes,
+// Adds pairs [from, to) of the inputs to the sums of M rows. It is always inlined, and its loop over
+// all sums is a single one, so that compilers keep them in registers. It fetches the panel that
+// follows, since sums in the order of their inputs leave memory waiting.
+template <class R, int M>
+__attribute__((always_inline)) inline void add_pairs(const char* panel, int64_t panel_bytes,
                                                      const typename R::Row* rows, int64_t stride,
                                                      int64_t from, int64_t to,
-                                                     Floats (&sums)[M][P][kVectors]) {
-  constexpr int kSums = M * P * kVectors;
-  Floats kept[kSums], *const given = &sums[0][0][0];
+                                                     typename R::Sum (&sums)[M * kVectors]) {
+  typename R::Sum kept[M * kVectors];
 #pragma GCC unroll 64
-  for (int n = 0; n < kSums; n++) kept[n] = given[n];
+  for (int n = 0; n < M * kVectors; n++) kept[n] = sums[n];
   for (int64_t i = from; i < to; i += R::kStep) {
 #pragma GCC unroll 64
-    for (int n = 0; n < kSums * R::kStep; n++) {
-      const int v = n % kVectors, m = n / kVectors % M, step = n / kVectors / M % R::kStep;
-      const int p = n / kVectors / M / R::kStep;
-      const char* panel = panels + p * panel_bytes;
+    for (int n = 0; n < M * kVectors * R::kStep; n++) {
+      const int v = n % kVectors, m = n / kVectors % M, step = n / kVectors / M;
       if (R::kFetches && v + m + step == 0)
-        __builtin_prefetch(panel + P * panel_bytes + i * R::kBytesOfPair, 0, 2);
-      R::add(kept[(m * P + p) * kVectors + v], rows + (i + step) * stride + m,
-             R::read(panel, i, step, v));
+        __builtin_prefetch(panel + panel_bytes + i * R::kBytesOfPair, 0, 2);
+      R::add(kept[m * kVectors + v], rows + (i + step) * stride + m, R::read(panel, i, step, v));
+      if (R::kIsWhole && R::kStep > 1)  // compilers would reorder them, and run out of registers
+        __asm__("" : "+x"(kept[m * kVectors + v]));
     }
   }
 #pragma GCC unroll 64
-  for (int n = 0; n < kSums; n++) given[n] = kept[n];
+  for (int n = 0; n < M * kVectors; n++) sums[n] = kept[n];
 }
 
-// Computes M rows of P panels, and writes the first `count` of the rows.
-template <class R, int M, int P>
-void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row, int64_t count,
+// Computes M rows of a panel, and writes the first `count` of them. Inlined it is slower: GCC would
+// copy sums between registers.
+template <class R, int M>
+__attribute__((noinline)) void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row, int64_t count,
                   float* out, int64_t stride) {
-  const int64_t panel_bytes = weight.pairs * R::kBytesOfPair;
-  const char* panels = weight.panels + panel * panel_bytes;
+  const int64_t bytes = weight.pairs * R::kBytesOfPair, group = weight.pairs / weight.groups;
+  const char* data = weight.panels + panel * bytes;
   const auto* values = (const typename R::Row*)rows.words.data() + rows.place(row, 0);
-  Floats sums[M][P][kVectors] = {};
-  if (weight.scales.data == nullptr) {
-    add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, 0, weight.pairs, sums);
-  } else {
-    const int64_t group = weight.pairs / weight.groups;
-    for (int64_t g = 0; g < weight.groups; g++) {
-      Floats part[M][P][kVectors] = {};
-      add_pairs<R, M, P>(panels, panel_bytes, values, rows.tile, g * group, (g + 1) * group,
-                         part);
-      for (int p = 0; p < P; p++)
-        for (int v = 0; v < kVectors; v++) {
-          const int64_t at = ((panel + p) * weight.groups + g) * kPanel + v * kLanes;
-          const Floats scale = load(weight.scales, at);
-          for (int m = 0; m < M; m++) sums[m][p][v] += part[m][p][v] * scale;
+  const auto scale = [&](int64_t g, int v) {
+    const int64_t at = (panel * weight.groups + g) * kPanel + v * kLanes;
+    return load(weight.scales.from(at).data, weight.scales.type);
+  };
+  Floats sums[M * kVectors] = {};
+  if constexpr (R::kIsWhole) {
+    const float* steps = &rows.steps[rows.place(row, 0, rows.num_blocks())];
+    for (int64_t i = 0, block = 0, g = 0, end; i < weight.pairs; i = end) {
+      end = std::min((block + 1) * rows.block, (g + 1) * group);
+      Integers whole[M * kVectors] = {};
+      if (end - i == Rows::kBlock)  // compilers unroll it
+        add_pairs<R, M>(data, bytes, values, rows.tile, i, i + Rows::kBlock, whole);
+      else
+        add_pairs<R, M>(data, bytes, values, rows.tile, i, end, whole);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; v++) {
+        const Floats factors = scale(g, v);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+          const int n = m * kVectors + v;
+          const Floats part = __builtin_convertvector(whole[n], Floats);
+          sums[n] += part * broadcast(steps + block * rows.tile + m) * factors;
         }
+      }
+      block += end == (block + 1) * rows.block, g += end == (g + 1) * group;
+    }
+  } else if (weight.scales.data == nullptr) {
+    add_pairs<R, M>(data, bytes, values, rows.tile, 0, weight.pairs, sums);
+  } else {
+    for (int64_t g = 0; g < weight.groups; g++) {
+      Floats part[M * kVectors] = {};
+      add_pairs<R, M>(data, bytes, values, rows.tile, g * group, (g + 1) * group, part);
+      for (int v = 0; v < kVectors; v++)
+        for (int n = v; n < M * kVectors; n += kVectors) sums[n] += part[n] * scale(g, v);
     }
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; m++)
-    if (m < count)
-#pragma GCC unroll 4
-      for (int p = 0; p < P; p++)
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++)
-          *(Floats*)(out + (row + m) * stride + p * kPanel + v * kLanes) = sums[m][p][v];
+#pragma GCC unroll 64
+  for (int n = 0; n < M * kVectors; n++)
+    if (n / kVectors < count)
+      *(Floats*)(out + (row + n / kVectors) * stride + n % kVectors * kLanes) = sums[n];
 }
 
 // Calls `run` with the least power of two that is at least `count`, as a constant.
@@ -238,12 +335,12 @@ void compute_rows(const Weight& weight, int64_t panel, const Rows& rows, float* 
   for (int64_t row = 0; row < rows.count; row += rows.tile) {
     const int64_t count = std::min(rows.tile, rows.count - row);
     with_size(count, [&](auto size) {
-      compute_tile<R, std::min(size.value, kTile), 1>(weight, panel, rows, row, count, out, stride);
+      compute_tile<R, std::min(size.value, kTile)>(weight, panel, rows, row, count, out, stride);
     });
   }
 }
 
-// Returns one panel as floats, which it writes to `space`.
+// Returns one panel as floats, or whole numbers of 16 bits, which it writes to `space`.
 template <class R>
 Weight widened_panel(const Weight& weight, int64_t panel, float* space) {
   const char* data = weight.panels + panel * weight.pairs * R::kBytesOfPair;
@@ -251,10 +348,14 @@ Weight widened_panel(const Weight& weight, int64_t panel, float* space) {
     __builtin_prefetch(data + (weight.pairs + i) * R::kBytesOfPair, 0, 2);
 #pragma GCC unroll 16
     for (int n = 0; n < R::kStep * kVectors; n++) {
-      const EvenAndOdd values = R::read(data, i, n / kVectors, n % kVectors);
-      float* to = space + (i + n / kVectors) * 2 * kPanel + n % kVectors * kLanes;
-      *(Floats*)to = values.even;
-      *(Floats*)(to + kPanel) = values.odd;
+      const auto values = R::read(data, i, n / kVectors, n % kVectors);
+      if constexpr (R::kIsWhole) {
+        *(Shorts*)(space + (i + n / kVectors) * kPanel + n % kVectors * kLanes) = values;
+      } else {
+        float* to = space + (i + n / kVectors) * 2 * kPanel + n % kVectors * kLanes;
+        *(Floats*)to = values.even;
+        *(Floats*)(to + kPanel) = values.odd;
+      }
     }
   }
   Weight wide = weight;
@@ -268,19 +369,14 @@ template <class R>
 void compute_panels(const Weight& weight, int64_t first, int64_t last, const Rows& rows, float* out,
                     int64_t stride) {
   int64_t panel = first;
-  // Reading one stream is fastest. Only a single row of int8 is bound by the latency of its sums, which
-  // a second panel hides.
-  if constexpr (kBytes > 16 && R::kBytesOfPair == 32)
-    for (; rows.count == 1 && panel + 2 <= last; panel += 2)
-      compute_tile<R, 1, 2>(weight, panel, rows, 0, 1, out + (panel - first) * kPanel, stride);
   // With many tiles it is faster to widen a panel once than in each of them.
   if constexpr (R::kWidens)
     if (rows.count > 4 * rows.tile) {
       thread_local std::vector<float> space;
       space.resize(std::max<size_t>(space.size(), weight.pairs * 2 * kPanel));
       for (; panel < last; panel++)
-        compute_rows<Chain<Floating32, false>>(widened_panel<R>(weight, panel, space.data()), 0,
-                                               rows, out + (panel - first) * kPanel, stride);
+        compute_rows<typename R::Wide>(widened_panel<R>(weight, panel, space.data()), 0, rows,
+                                       out + (panel - first) * kPanel, stride);
     }
   for (; panel < last; panel++)
     compute_rows<R>(weight, panel, rows, out + (panel - first) * kPanel, stride);
@@ -390,10 +486,19 @@ void multiply(const Weight& weight, int64_t first, int64_t last, const Rows& row
     run(reader);
 #endif
   };
-  if (rows.is_bfloat16) {
+  if (rows.form == Form::kBrains) {
     if (weight.kind == Kind::kBfloat16) run_pairs(BrainDot());
+#if defined(__AMX_BF16__)
     if (weight.kind == Kind::kInt8) run_pairs(Int8Dot());
     if (weight.kind == Kind::kInt4) run_pairs(Int4Dot());
+#endif
+    return;
+  }
+#endif
+#if defined(__SSE2__)
+  if (rows.form == Form::kWhole) {
+    if (weight.kind == Kind::kInt8) run(Int8Whole());
+    if (weight.kind == Kind::kInt4) run(Int4Whole());
     return;
   }
 #endif

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -28,6 +28,8 @@ typedef float Floats __attribute__((vector_size(kBytes), aligned(4), may_alias))
 typedef uint32_t Words __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(kBytes), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kBytes / 2), aligned(2), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(kBytes), aligned(4), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(kBytes / 2), aligned(1), may_alias));
 
 inline Words select(Words is_first, Words first, Words second) {
   return (is_first & first) | (~is_first & second);
@@ -65,6 +67,29 @@ inline Words widened(Halves halves) {
   return __builtin_convertvector(halves, Words);
 #endif
 }
+
+inline Shorts widened(Bytes bytes) {
+#if defined(__AVX512BW__)
+  return (Shorts)_mm512_cvtepi8_epi16((__m256i)bytes);
+#elif defined(__AVX2__)
+  return (Shorts)_mm256_cvtepi8_epi16((__m128i)bytes);
+#else
+  return __builtin_convertvector(bytes, Shorts);
+#endif
+}
+
+#if defined(__SSE2__)
+// Returns the sum of the products of each pair of numbers.
+inline Integers products_of_pairs(Shorts first, Shorts second) {
+#if defined(__AVX512BW__)
+  return (Integers)_mm512_madd_epi16((__m512i)first, (__m512i)second);
+#elif defined(__AVX2__)
+  return (Integers)_mm256_madd_epi16((__m256i)first, (__m256i)second);
+#else
+  return (Integers)_mm_madd_epi16((__m128i)first, (__m128i)second);
+#endif
+}
+#endif
 
 inline Floats widened_half(Halves half) {  // exact, denormals, infinities and NaN included
 #if defined(__AVX512F__)

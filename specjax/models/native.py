@@ -209,9 +209,14 @@ def has_packed(params: Any) -> bool:
 
 def has_native_layers(params: Any, head_dim: int) -> bool:
     """Whether one native call runs all layers, so that tokens do not depend on their neighbours."""
-    leaves = jax.tree.leaves(params, is_leaf=is_stored)
-    are_packed = [isinstance(leaf, PackedWeight) for leaf in leaves if is_stored(leaf)]
-    return bool(are_packed) and all(are_packed) and head_dim % PANEL == 0
+    stored = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_stored) if is_stored(leaf)]
+    return are_alike(stored) and head_dim % PANEL == 0
+
+
+def are_alike(weights: Sequence[Any]) -> bool:
+    """Whether one native call can multiply by the weights: all are packed, and quantised or not."""
+    are_packed = all(isinstance(weight, PackedWeight) for weight in weights)
+    return are_packed and len({(weight.kind is None, weight.dtype) for weight in weights}) == 1
 
 
 def unpack_params(params: Any) -> Any:

@@ -26,6 +26,7 @@ from specjax.models import (
 from specjax.models.config import FULL, SLIDING, Variant
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
+from specjax.models.quantize import dequantized, is_stored, quantize, quantize_params
 from specjax.models.target import ModelOutput
 from tests.decoding.tiny import slow_except
 from tests.models.heads import drawn
@@ -118,6 +119,30 @@ def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, dtype):
         for cached in ("float32", None):
             output = run(Transformer(LLAMA, cached), packed, 1, 5, Taps())
             assert_close(output, expected, tolerance)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_layers_with_quantised_weights_are_near_those_of_xla(monkeypatch, kind):
+    """With a head of 48 and an inner size of 144, whose last block is half as long."""
+    model = Transformer(replace(LLAMA, head_dim=48, intermediate_size=144))
+    params = quantize_params(drawn(model, "bfloat16"), kind)
+    packed, wide = native.pack_params(params), jax.tree.map(dequantized, params, is_leaf=is_stored)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, "float32"), wide)
+    assert native.has_native_layers(packed, 48)
+    expected = run(model, exact, 2, 9, Taps())
+    for instructions in SETS:
+        monkeypatch.setenv(native.SWITCH, instructions)
+        assert_close(run(model, packed, 2, 9, Taps()), expected, 0.05)
+
+
+def test_layers_of_which_some_are_quantised_run_in_xla():
+    model = Transformer(LLAMA)
+    params = native.pack_params(drawn(model))
+    down = params["layers_1"]["mlp"]["down_proj"]
+    down["weight"] = native.packed(quantize(dequantized(down["weight"]), "int8", "float32"))
+    assert not native.has_native_layers(params, LLAMA.head_dim)
+    wide = jax.tree.map(dequantized, params, is_leaf=is_stored)
+    assert_close(run(model, params, 1, 5, Taps()), run(model, wide, 1, 5, Taps()), 1e-4)
 
 
 @pytest.mark.slow

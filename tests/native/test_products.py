@@ -31,7 +31,7 @@ def drawn(seed, shape, dtype):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def assert_products(rows, weight, exact, atol):
+def assert_products(rows, weight, exact, atol, rtol=1e-4):
     """With every instruction set, and that a row has the same bits among any others."""
 
     @jax.jit
@@ -42,7 +42,8 @@ def assert_products(rows, weight, exact, atol):
         ]
 
     for whole, *parts in products(rows, weight):
-        np.testing.assert_allclose(whole[:, : exact.shape[1]], exact, rtol=1e-4, atol=atol)
+        wrong = np.abs(whole[:, : exact.shape[1]] - exact) > atol + rtol * np.abs(exact)
+        assert not wrong.any()
         for count, part in zip(COUNTS, parts, strict=True):
             np.testing.assert_array_equal(part, whole[-count:])
 
@@ -63,8 +64,47 @@ def test_quantised_products_scale_each_group_and_rows_keep_their_bits(kind, dtyp
     scale = jnp.abs(drawn(3, (48, 96 // group), dtype))
     weight = native.packed(QuantizedWeight(jnp.asarray(codes, kind), scale))
     rows = drawn(4, (70, 96), dtype)
-    exact = np.repeat(np.asarray(scale, np.float64), group, axis=1) * codes
-    assert_products(rows, weight, np.asarray(rows, np.float64) @ exact.T, 1e-2)
+    left, right = (
+        np.asarray(rows, np.float64),
+        np.repeat(np.asarray(scale, np.float64), group, 1) * codes,
+    )
+    assert_products(rows, weight, left @ right.T, 1e-2 + rounding_of(left, right))
+
+
+def rounding_of(rows, weight):
+    """Returns how far rounding each 32 inputs to 16 bits can move a product."""
+    tops = [np.abs(rows[:, at : at + 32]).max(axis=1) for at in range(0, rows.shape[1], 32)]
+    sums = [np.abs(weight[:, at : at + 32]).sum(axis=1) for at in range(0, rows.shape[1], 32)]
+    return 2.0**-15 * np.stack(tops, axis=1) @ np.stack(sums)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("int8", 1), ("int8", 9), ("int4", 9)])
+def test_codes_multiply_numbers_of_bfloat16_exactly(kind, groups):
+    """In blocks of 32 inputs and groups of 8 or all 72, whatever the size of a block's numbers."""
+    draws = np.random.default_rng(11)
+    codes = jnp.asarray(draws.integers(-8, 8, (35, 72)), kind)
+    scale = jnp.asarray(2.0 ** draws.integers(-2, 3, (35, groups)), "bfloat16")
+    weight = QuantizedWeight(codes, scale)
+    rows = draws.choice([-1, 1], (20, 72)) * draws.uniform(1, 100, (20, 72))
+    rows *= np.repeat(2.0 ** draws.integers(-60, 60, (20, 3)), (32, 32, 8), axis=1)
+    rows[7] = 0
+    rows = jnp.asarray(rows, "bfloat16")
+    right = np.repeat(np.asarray(scale, np.float64), 72 // groups, axis=1) * np.asarray(codes)
+    left = np.asarray(rows, np.float64)
+    slack = 1e-6 * np.abs(left) @ np.abs(right).T
+    assert_products(rows, native.packed(weight), left @ right.T, slack, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_nan_and_infinity_of_a_row_stay_in_it(kind):
+    weight = native.packed(quantize(drawn(12, (48, 64), "bfloat16"), kind, jnp.bfloat16))
+    rows = drawn(13, (5, 64), "bfloat16")
+    broken = rows.at[1, 40].set(jnp.nan).at[3, 0].set(jnp.inf)
+    for number in range(NUM_SETS):
+        sums, expected = product(broken, weight, number), product(rows, weight, number)
+        assert not np.isfinite(sums[jnp.array([1, 3])]).any()
+        kept = jnp.array([0, 2, 4])
+        np.testing.assert_array_equal(sums[kept], expected[kept])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
