@@ -72,7 +72,8 @@ struct Layers : Call {
         factors(rows * pass.heads) {
     for (int64_t b = 0; b < pass.batch; b++)
       stride = std::max(stride, padded(pass.length[b] + pass.num_scratch, kChunk));
-    if (per_group > kQueries && rows * pass.heads * stride <= kMostScores)
+    const bool is_long = pass.batch * pass.groups < 8 && stride >= 4 * kChunk;  // for its few groups
+    if ((per_group > kQueries || is_long) && rows * pass.heads * stride <= kMostScores)
       scores.resize((rows * pass.heads + kQueries) * stride);
     else
       most = kQueries;  // of which a thread computes all steps
@@ -228,8 +229,8 @@ struct Layers : Call {
     }
   }
 
-  // Some tiles of queries: all threads share each step. A single one, or very many: a thread
-  // computes all steps of a block, whose scores stay in its caches.
+  // Some tiles of queries, or few groups: all threads share each step. Else a thread computes all
+  // steps of a block, whose scores stay in its caches.
   template <Type T>
   void attend(Team::Thread& thread, size_t number) {
     const int64_t chunks = stride / kChunk, size = pass.head_dim, blocks = num_blocks();
