@@ -88,7 +88,8 @@ inline void mix_lanes(const Floating& values, int64_t head_dim, int64_t at, cons
     const char* value = values.data + (slot * head_dim + at) * size_of(T);
 #pragma GCC unroll 64
     for (int n = 0; n < M * V; n++)
-      sums[n] += broadcast(&weights[n / V][r]) * load(value + n % V * kLanes * size_of(T), T);
+      sums[n] = fused(broadcast(&weights[n / V][r]),
+                      load(value + n % V * kLanes * size_of(T), T), sums[n]);
   }
 #pragma GCC unroll 64
   for (int n = 0; n < M * V; n++) *(Floats*)(out + n / V * stride + n % V * kLanes) = sums[n];
@@ -139,6 +140,7 @@ float softmax(float* scores, int64_t from, int64_t begin, int64_t size, float sc
 constexpr int kQueries = kTile;                   // that share values, at most
 constexpr int64_t kChunk = kBlocks * kPanel;      // slots whose scores are computed at once
 constexpr int64_t kSplit = 2 * kPanel;            // numbers of a head that are mixed at once
+static_assert(kSplit == 2 * Rows::kBlock);        // so that no two threads write to a block
 
 // A query of one head: its row among those of the pass, and its weights, if they are tapped.
 struct Query {

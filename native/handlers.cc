@@ -341,6 +341,7 @@ ffi::Error layers(ffi::ThreadPool pool, int32_t instructions, Integers sizes, In
   pass.type = pass.input.type;
   const int64_t inputs = normed.dimensions()[2];
   pass.normed = buffers.floats(normed, {batch, queries, -1}, "the normed input has another shape");
+  buffers.require(pass.normed.type == pass.type, "the normed input has another type");
   pass.positions =
       buffers.values<ffi::DataType::S32>(buffers.next(), {batch, queries}, "positions do not fit");
   const ffi::AnyBuffer slots = buffers.next();

@@ -63,7 +63,7 @@ struct Layers : Call {
         mixed(rows * wide),
         given(rows_for(pass.layers[0].query)),
         normed(rows_for(pass.layers[0].up)),
-        merged(rows_for(pass.layers[0].output, pass.head_dim % 32 ? 8 : Rows::kBlock)),
+        merged(rows_for(pass.layers[0].output, Rows::kBlock / (pass.head_dim % kSplit ? 2 : 1))),
         inner(rows_for(pass.layers[0].down)),
         views(pass.windows.size(), std::vector<View>(rows)),
         per_group(pass.heads / pass.groups * pass.num_computed),
@@ -72,7 +72,8 @@ struct Layers : Call {
         factors(rows * pass.heads) {
     for (int64_t b = 0; b < pass.batch; b++)
       stride = std::max(stride, padded(pass.length[b] + pass.num_scratch, kChunk));
-    const bool is_long = pass.batch * pass.groups < 8 && stride >= 4 * kChunk;  // for its few groups
+    // Threads that compute whole groups finish together if there are many.
+    const bool is_long = pass.batch * pass.groups < 8 && stride >= 4 * kChunk;
     if ((per_group > kQueries || is_long) && rows * pass.heads * stride <= kMostScores)
       scores.resize((rows * pass.heads + kQueries) * stride);
     else
@@ -372,7 +373,9 @@ struct Multiplication : Call {
   Rows rows;
 
   explicit Multiplication(const Product& given)
-      : Call(2), product(given), rows(given.num_rows, given.weight.pairs, given.rows.type, given.weight.scales.data) {}
+      : Call(2),
+        product(given),
+        rows(given.num_rows, given.weight.pairs, given.rows.type, given.weight.scales.data) {}
 
   void run() override {
     Team::Thread thread(team);

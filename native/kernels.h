@@ -3,10 +3,8 @@
 // Weights [O, I] are packed into panels of 16 outputs whose inputs stand in pairs: 16-bit floats and
 // int8 as [O/16, I/2, 16, 2], float32 as [O/16, I/2, 2, 16], and int4 as [O/16, I/8, 16] words of 32
 // bits: each half of a word has the even or the odd inputs of four pairs, lowest bits first. Outputs
-// and inputs are padded with zeros. Every output is one chain of sums over its inputs in their order,
-// so its bits do not depend on how many rows a product has.
-//
-// On x86-64 without AMX, rows of 16 bits meet quantised weights as whole numbers; see `Rows`.
+// and inputs are padded with zeros. Every output is one chain of sums over its inputs, or over blocks of
+// them, in their order, so its bits do not depend on how many rows a product has.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -34,9 +34,9 @@ inline Form form_of(Type type, bool is_quantised) {
   return kHasWhole && is_quantised && type != Type::kFloat32 ? Form::kWhole : Form::kFloats;
 }
 
-// Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs. Whole
-// numbers have a step, a power of two, for each block of inputs: at most 2^-14 of the largest. So those
-// of bfloat16 that are at least 1/128 of the largest are exact.
+// Rows as products read them: in tiles, whose rows lie side by side for each pair of inputs. Each
+// block of whole numbers has a step, a power of two that is at most 2^-14 of the largest. So numbers of
+// bfloat16 that are at least 1/128 of the largest are exact.
 struct Rows {
   static constexpr int64_t kBlock = 16;  // pairs of a block
   std::vector<uint32_t> words;           // [tiles, pairs, tile], of a pair or half of it
@@ -57,7 +57,8 @@ struct Rows {
     return (row / tile * of + at) * tile + row % tile;
   }
   int64_t place(int64_t row, int64_t pair) const { return place(row, pair, pairs); }
-  // Writes rounded values of a row from input `at` on; `at` begins a block of whole numbers.
+  // Writes an even number of rounded values of a row from input `at` on: as whole numbers, some
+  // blocks or all that are left.
   void put(int64_t row, int64_t at, const float* values, int64_t size) {
     size = std::min(size, 2 * pairs - at);
     uint32_t* to = words.data() + place(row, at / 2) * (form == Form::kFloats ? 2 : 1);
@@ -75,9 +76,9 @@ struct Rows {
   }
   void put_whole(int64_t row, int64_t at, const float* values, int64_t size, uint32_t* to) {
     for (int64_t from = 0; from < size; from += 2 * block) {
-      const int64_t count = std::min(2 * block, size - from);
+      const int64_t part = std::min(2 * block, size - from);
       uint32_t bits[2 * kBlock] = {}, top = 64u << 23;  // an exponent; all below 2^-78 is 0
-      std::memcpy(bits, values + from, count * 4);
+      std::memcpy(bits, values + from, part * 4);
       for (const uint32_t number : bits) top = std::max(top, number & 0x7f800000u);
       const uint32_t numbers[2] = {top - (14u << 23), (268u << 23) - top};
       float step[2];  // and 1 / step
@@ -87,7 +88,7 @@ struct Rows {
       std::memcpy(shifted, bits, sizeof bits);
       for (float& number : shifted) number = number * step[1] + 0x1.8p23f;
       std::memcpy(bits, shifted, sizeof bits);
-      for (int64_t i = 0; i < count; i += 2)
+      for (int64_t i = 0; i < part; i += 2)
         to[(from + i) / 2 * tile] = (bits[i] & 0xffffu) | bits[i + 1] << 16;
     }
   }
@@ -124,15 +125,8 @@ struct Int8 {
     const char* data = panel + pair * 32 + v * kBytes / 2;
     // Below 2^23 + 256, the last bits of a float are a whole number, here 128 more than a code.
     const auto code = [](Words bits) { return (Floats)(bits ^ 0x4b000080u) - (0x1p23f + 128); };
-#if defined(__AVX2__) && !defined(__AVX512F__)  // where shifts are slow
-    const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)data));
-    const Words even = Words{0, 2, 4, 6, 8, 10, 12, 14} | 0x80808000u;
-    return {code((Words)_mm256_shuffle_epi8(codes, (__m256i)even)),
-            code((Words)_mm256_shuffle_epi8(codes, (__m256i)(even + 1)))};
-#else
     const Words codes = widened(*(const Halves*)data);
     return {code(codes & 0xffu), code(codes >> 8)};
-#endif
   }
 };
 
@@ -194,6 +188,10 @@ struct Int4Whole : Whole<true> {
   static Shorts read(const char* panel, int64_t pair, int step, int v) {
     const Shorts words = *(const Shorts*)(panel + pair * 16 + v * kBytes);
     return (words << (12 - 4 * step)) >> 12;
+  }
+  static void add(Integers& sum, const Row* row, Shorts weights) {
+    Whole::add(sum, row, weights);
+    __asm__("" : "+x"(sum));  // compilers would reorder sums, and run out of registers
   }
 };
 
@@ -261,8 +259,6 @@ __attribute__((always_inline)) inline void add_pairs(const char* panel, int64_t 
       if (R::kFetches && v + m + step == 0)
         __builtin_prefetch(panel + panel_bytes + i * R::kBytesOfPair, 0, 2);
       R::add(kept[m * kVectors + v], rows + (i + step) * stride + m, R::read(panel, i, step, v));
-      if (R::kIsWhole && R::kStep > 1)  // compilers would reorder them, and run out of registers
-        __asm__("" : "+x"(kept[m * kVectors + v]));
     }
   }
 #pragma GCC unroll 64
@@ -272,8 +268,9 @@ __attribute__((always_inline)) inline void add_pairs(const char* panel, int64_t 
 // Computes M rows of a panel, and writes the first `count` of them. Inlined it is slower: GCC would
 // copy sums between registers.
 template <class R, int M>
-__attribute__((noinline)) void compute_tile(const Weight& weight, int64_t panel, const Rows& rows, int64_t row, int64_t count,
-                  float* out, int64_t stride) {
+__attribute__((noinline)) void compute_tile(const Weight& weight, int64_t panel, const Rows& rows,
+                                            int64_t row, int64_t count, float* out,
+                                            int64_t stride) {
   const int64_t bytes = weight.pairs * R::kBytesOfPair, group = weight.pairs / weight.groups;
   const char* data = weight.panels + panel * bytes;
   const auto* values = (const typename R::Row*)rows.words.data() + rows.place(row, 0);
@@ -291,15 +288,13 @@ __attribute__((noinline)) void compute_tile(const Weight& weight, int64_t panel,
         add_pairs<R, M>(data, bytes, values, rows.tile, i, i + Rows::kBlock, whole);
       else
         add_pairs<R, M>(data, bytes, values, rows.tile, i, end, whole);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; v++) {
-        const Floats factors = scale(g, v);
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++) {
-          const int n = m * kVectors + v;
-          const Floats part = __builtin_convertvector(whole[n], Floats);
-          sums[n] += part * broadcast(steps + block * rows.tile + m) * factors;
-        }
+      Floats factors[kVectors];
+      for (int v = 0; v < kVectors; v++) factors[v] = scale(g, v);
+#pragma GCC unroll 64
+      for (int n = 0; n < M * kVectors; n++) {
+        const Floats step = broadcast(steps + block * rows.tile + n / kVectors);
+        const Floats part = __builtin_convertvector(whole[n], Floats) * step;
+        sums[n] = fused(part, factors[n % kVectors], sums[n]);
       }
       block += end == (block + 1) * rows.block, g += end == (g + 1) * group;
     }
@@ -309,8 +304,8 @@ __attribute__((noinline)) void compute_tile(const Weight& weight, int64_t panel,
     for (int64_t g = 0; g < weight.groups; g++) {
       Floats part[M * kVectors] = {};
       add_pairs<R, M>(data, bytes, values, rows.tile, g * group, (g + 1) * group, part);
-      for (int v = 0; v < kVectors; v++)
-        for (int n = v; n < M * kVectors; n += kVectors) sums[n] += part[n] * scale(g, v);
+      for (int n = 0; n < M * kVectors; n++)
+        sums[n] = fused(part[n], scale(g, n % kVectors), sums[n]);
     }
   }
 #pragma GCC unroll 64

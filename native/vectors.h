@@ -136,6 +136,19 @@ inline Floats broadcast(const float* number) {
 #endif
 }
 
+// Returns a * b + sum. Whether compilers fuse an expression can depend on what stands beside it.
+inline Floats fused(Floats a, Floats b, Floats sum) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + sum;
+#endif
+}
+
 inline Floats load(const char* data, Type type) {
   if (type == Type::kFloat32) return *(const Floats*)data;
   const Halves halves = *(const Halves*)data;

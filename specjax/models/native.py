@@ -214,7 +214,7 @@ def has_native_layers(params: Any, head_dim: int) -> bool:
 
 
 def are_alike(weights: Sequence[Any]) -> bool:
-    """Whether one native call can multiply by the weights: all are packed, and quantised or not."""
+    """Whether one native call multiplies by all weights: packed, of one dtype, quantised or not."""
     are_packed = all(isinstance(weight, PackedWeight) for weight in weights)
     return are_packed and len({(weight.kind is None, weight.dtype) for weight in weights}) == 1
 

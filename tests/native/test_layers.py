@@ -26,7 +26,7 @@ from specjax.models import (
 from specjax.models.config import FULL, SLIDING, Variant
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head
-from specjax.models.quantize import dequantized, is_stored, quantize, quantize_params
+from specjax.models.quantize import KINDS, dequantized, is_stored, quantize, quantize_params
 from specjax.models.target import ModelOutput
 from tests.decoding.tiny import slow_except
 from tests.models.heads import drawn
@@ -250,19 +250,28 @@ def test_tokens_beyond_the_count_are_not_computed(batch):
             np.testing.assert_array_equal(part, whole)
 
 
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32", "int8", "int4")
 QUICK = {"Avx512": "float16", "Avx2": "float32"}  # the others have bfloat16
 
 
 @pytest.mark.parametrize(
     ("instructions", "dtype"),
-    slow_except(product(SETS, DTYPES), *((each, QUICK.get(each, "bfloat16")) for each in SETS)),
+    slow_except(
+        product(SETS, DTYPES),
+        (SETS[0], "int8"),
+        *((each, QUICK.get(each, "bfloat16")) for each in SETS),
+    ),
 )
 def test_a_token_does_not_depend_on_the_tokens_beside_it(monkeypatch, instructions, dtype):
     monkeypatch.setenv(native.SWITCH, instructions)
-    model, num_slots = Transformer(TransformerConfig(128, 192, 256, 2, 3, 1, 64)), 384
-    numbers = np.random.default_rng(0)
-    params, run = native.pack_params(drawn(model, dtype)), jax.jit(model.run)
+    shape, num_slots = (128, 192, 256, 2, 3, 1, 64), 384
+    if dtype in KINDS:
+        shape = (128, 192, 144, 2, 4, 2, 48)  # a head and the inner size end within a block
+    model = Transformer(TransformerConfig(*shape))
+    params = drawn(model, "bfloat16" if dtype in KINDS else dtype)
+    params = native.pack_params(quantize_params(params, dtype) if dtype in KINDS else params)
+    assert native.has_native_layers(params, model.config.head_dim)
+    numbers, run = np.random.default_rng(0), jax.jit(model.run)
     blank = model.new_cache(params, 1, num_slots)
     cache = jax.tree.map(
         lambda leaf: jnp.asarray(numbers.normal(size=leaf.shape), leaf.dtype), blank
