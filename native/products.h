@@ -44,8 +44,8 @@ struct Rows {
   int64_t count, pairs, tile, block;
   Form form;
 
-  Rows(int64_t count, int64_t pairs, Type type, bool meets_codes = false, int64_t block = kBlock)
-      : count(count), pairs(pairs), tile(1), block(block), form(form_of(type, meets_codes)) {
+  Rows(int64_t count, int64_t pairs, Type type, bool is_quantised = false, int64_t block = kBlock)
+      : count(count), pairs(pairs), tile(1), block(block), form(form_of(type, is_quantised)) {
     const bool is_for_matrices = kHasMatrices && form == Form::kBrains;
     while (tile < count && tile < kTile && !is_for_matrices) tile *= 2;
     const int64_t size = padded(count, is_for_matrices ? 16 : tile);

@@ -210,10 +210,10 @@ def has_packed(params: Any) -> bool:
 def has_native_layers(params: Any, head_dim: int) -> bool:
     """Whether one native call runs all layers, so that tokens do not depend on their neighbours."""
     stored = [leaf for leaf in jax.tree.leaves(params, is_leaf=is_stored) if is_stored(leaf)]
-    return are_alike(stored) and head_dim % PANEL == 0
+    return fit_one_call(stored) and head_dim % PANEL == 0
 
 
-def are_alike(weights: Sequence[Any]) -> bool:
+def fit_one_call(weights: Sequence[Any]) -> bool:
     """Whether one native call multiplies by all weights: packed, of one dtype, quantised or not."""
     are_packed = all(isinstance(weight, PackedWeight) for weight in weights)
     return are_packed and len({(weight.kind is None, weight.dtype) for weight in weights}) == 1

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from specjax.models.cache import KVCache, write_slots
 from specjax.models.layers import ACTIVATIONS, NORMS, DecoderLayer, rotation_of
-from specjax.models.native import PANEL, are_alike, instructions, operands, without_gradients
+from specjax.models.native import PANEL, fit_one_call, instructions, operands, without_gradients
 from specjax.models.target import QueryRows, Taps
 
 NORM_FIELDS = (
@@ -94,7 +94,7 @@ def _is_native(layers: Sequence[DecoderLayer], x: Array) -> bool:
     linears = [_param(params, field) for params in variables for field in LINEAR_FIELDS]
     weights = [linear["weight"] for linear in linears if linear]
     widths = {rope.partial_rotary_factor for rope in _ropes(layers)}
-    return len(widths) < 2 and are_alike(weights) and weights[0].dtype == x.dtype
+    return len(widths) < 2 and fit_one_call(weights) and weights[0].dtype == x.dtype
 
 
 def _ropes(layers: Sequence[DecoderLayer]) -> list[Any]:
