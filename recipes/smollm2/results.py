@@ -35,7 +35,7 @@ from specjax.core.files import expand_user, read_json, write_whole
 from specjax.core.folder import RunFolder
 from specjax.core.provenance import machine, revision, versions
 from specjax.loading.methods import METHODS
-from specjax.models.native import cheap_rows
+from specjax.models.precision import cheap_rows
 from specjax.training.run_folder import METRICS
 
 HEADS = Path(__file__).with_name("heads")
@@ -127,15 +127,16 @@ class Options:
         )
         run_bench(partial(load, self.target, quantize=part.quantize), options)
 
-    def _passes(self) -> dict[str, dict[int, float]]:
+    def _passes(self) -> dict[str, Any]:
         """Times passes over few and many tokens, with all weights."""
-        seconds = {}
+        seconds, nodes = {}, 0
         for weights in (BFLOAT16, "int8", "int4"):
             quantize = weights if weights != BFLOAT16 else None
             print(f"passes in {weights}", file=sys.stderr, flush=True)
             target = load(self.target, BFLOAT16, quantize=quantize)
             seconds[weights] = pass_seconds(target, WIDTHS, SLOTS, count=32, repeats=5)
-        return seconds
+            nodes = cheap_rows(target.config)
+        return {"passes": seconds, "nodes": nodes}
 
 
 def settings_of(method: str, nodes: int) -> dict[str, Any]:
@@ -171,8 +172,8 @@ def figures_of(folder: RunFolder, runs: Path) -> dict[str, Any]:
     if others := [name for name in parts if parts[name].about["revision"] != about["revision"]]:
         raise SpecjaxError(f"{folder.path / others[0]} has another revision; delete this folder")
     names = ("dtype", "products", "num_prompts", "max_new_tokens", "bandwidth")
-    about |= {name: first[name] for name in names} | {"nodes": cheap_rows()}
-    about["curves"], about["passes"] = curves_at(runs), read_json(folder.path / PASSES)
+    about |= {name: first[name] for name in names} | read_json(folder.path / PASSES)
+    about["curves"] = curves_at(runs)
     rows = [row_of(name, row) for name, part in parts.items() for row in part.rows]
     shown = [row for row in rows if row["part"] == "greedy" or row["task"] == "all"]
     return {"about": about, "rows": shown}

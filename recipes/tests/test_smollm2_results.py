@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,7 +103,8 @@ def measured(out: Path, monkeypatch, revision: str = "abc") -> dict:
         Results(folder).write_rows(rows_at(0.0))
 
     monkeypatch.setattr(results, "run_bench", bench)
-    monkeypatch.setattr(results, "load", lambda *_, **options: None)
+    monkeypatch.setattr(results, "load", lambda *_, **options: SimpleNamespace(config=None))
+    monkeypatch.setattr(results, "cheap_rows", lambda config: 4)
     seconds = iter(3 * [dict.fromkeys(WIDTHS, 0.01)])  # of each kind of weights, once
     monkeypatch.setattr(results, "pass_seconds", lambda *_, **options: next(seconds))
     monkeypatch.setattr(results, "use_compilation_cache", lambda: None)

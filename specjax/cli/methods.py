@@ -72,7 +72,8 @@ class Methods:
     def _describe(
         self, name: str, method: "Method", config: "TransformerConfig | None"
     ) -> dict[str, Any]:
-        fitted = method.fitted(config or _llama_2_7b())
+        shown = config or _llama_2_7b()
+        fitted, on_cpu = method.fitted(shown), method.cpu_settings(shown)
         meanings = field_texts(method.drafter)
         needs = method.needs
         if method.part and self.target == "pocket":
@@ -88,7 +89,7 @@ class Methods:
                 setting: {
                     "default": fitted.get(setting, default),
                     "meaning": meanings[setting],
-                    "depends_on_target": setting in fitted and setting not in method.cpu_settings,
+                    "depends_on_target": setting in fitted and setting not in on_cpu,
                 }
                 for setting, default in method.settings.items()
             },

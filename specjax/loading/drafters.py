@@ -50,6 +50,6 @@ def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str
     values = {name: getattr(drafter, name) for name in defaults}
     changed = {name: value for name, value in values.items() if value != defaults[name]}
     if changed.get("tree") == "static":  # which reads none of the others of `cpu_settings`
-        names = set(row.cpu_settings) - (set() if "choices" in changed else {"tree"})
+        names = set(row.cpu_settings(target.config)) - (set() if "choices" in changed else {"tree"})
         return {name: value for name, value in changed.items() if name not in names}
     return changed

@@ -30,7 +30,8 @@ from specjax.models.config import TransformerConfig
 from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import with_lm_head_rows
 from specjax.models.io.head_format import HeadFormat
-from specjax.models.native import cheap_rows, has_packed, pack_params
+from specjax.models.native import has_packed, pack_params
+from specjax.models.precision import cheap_rows
 from specjax.training.objectives.base import HeadTraining
 
 SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
@@ -236,10 +237,9 @@ class Method:
         declared = fields(self.drafter)
         return {entry.name: entry.default for entry in declared if entry.default is not MISSING}
 
-    @property
-    def cpu_settings(self) -> dict[str, Any]:
-        """The settings that fit this machine's CPU."""
-        return self.on_cpu(cheap_rows())
+    def cpu_settings(self, config: TransformerConfig) -> dict[str, Any]:
+        """Returns the settings that fit a target and this machine's CPU."""
+        return self.on_cpu(cheap_rows(config))
 
     def fitted(
         self, config: TransformerConfig, settings: Mapping[str, Any] | None = None
@@ -252,7 +252,7 @@ class Method:
         settings = settings or {}
         is_static = "choices" in settings or settings.get("tree") == "static"
         is_on_cpu = jax.default_backend() == "cpu" and not is_static
-        on_cpu = self.cpu_settings if is_on_cpu else {}
+        on_cpu = self.cpu_settings(config) if is_on_cpu else {}
         if "num_tokens" in settings:
             on_cpu.pop("max_tokens", None)
         return {**self.settings_for(config), **on_cpu}
@@ -260,7 +260,7 @@ class Method:
     def published(self, config: TransformerConfig) -> dict[str, Any]:
         """Returns the settings that a CPU replaces, as they are on other devices."""
         elsewhere = {**self.settings, **self.settings_for(config)}
-        return {name: elsewhere[name] for name in self.cpu_settings}
+        return {name: elsewhere[name] for name in self.cpu_settings(config)}
 
     def split(
         self, settings: Mapping[str, Any]

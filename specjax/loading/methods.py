@@ -77,7 +77,7 @@ def _choices(nodes: int) -> dict[str, Any]:
 
 
 def _window(nodes: int) -> dict[str, Any]:
-    size = nodes // 2 - 1
+    size = max(nodes // 2 - 1, 1)
     return {"ngram_length": 3, "window_length": size, "num_guesses": size}
 
 

@@ -88,15 +88,6 @@ def is_available() -> bool:
     return jax.default_backend() == "cpu" and bool(_registered()[0])
 
 
-def cheap_rows() -> int:
-    """Returns the rows of a pass that takes a CPU little longer than one row.
-
-    Kernels without products of matrices compute as long as they wait for memory at about 6 rows.
-    """
-    names = _registered()[0]
-    return 4 if names and names[instructions()] != "Amx" else 8
-
-
 def description() -> str:
     """Returns whose products a CPU runs and why, such as "native (Avx512)"."""
     names, reason = _registered()

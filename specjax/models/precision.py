@@ -1,16 +1,23 @@
-"""The dtype that suits a model and the machine it runs on."""
+"""The dtype and the rows of a pass that suit a model and the machine it runs on."""
 
 import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
+from specjax.models.config import TransformerConfig
+from specjax.models.native import PANEL, PackedWeight, is_available, packed_product
 from specjax.models.products import project
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
 MIN_BYTES = 128 * 2**20
 ROWS, INPUTS, OUTPUTS = 8, 1024, 4096  # of the products that are timed
+PACKED_OUTPUTS = 32768  # of packed ones: 64 MiB, more than most caches hold
+CHEAP = 1.2  # times the time of one row
 REPEATS = 5
 FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older GPUs compute bfloat16 in float32
 
@@ -46,11 +53,39 @@ def cache_dtype(is_packed: bool) -> jnp.dtype | None:
 def _bfloat16_is_faster() -> bool:
     product = jax.jit(lambda x, weight: project(x, weight, jnp.float32))
     shapes = (ROWS, INPUTS), (OUTPUTS, INPUTS)
-    pairs = [[jnp.ones(shape, dtype) for shape in shapes] for dtype in ("float32", "bfloat16")]
-    seconds = np.zeros((REPEATS + 1, len(pairs)))
+    dtypes = "float32", "bfloat16"
+    calls = [partial(product, *(jnp.ones(shape, dtype) for shape in shapes)) for dtype in dtypes]
+    float32, bfloat16 = _seconds_of(calls)
+    return bfloat16 < float32
+
+
+def cheap_rows(config: TransformerConfig) -> int:
+    """Returns the rows of a pass that takes this CPU little longer than one row: 2, 4 or 8.
+
+    It is 8 for XLA's products, and 4 for a model that fits in the caches of a CPU. For others
+    products are timed: some machines wait for memory while they compute eight rows, some hardly
+    while they compute two.
+    """
+    if not is_available() or jax.process_count() > 1:  # several must make the same choice
+        return ROWS
+    num_weights = 3 * config.num_hidden_layers * config.hidden_size * config.intermediate_size
+    return 4 if 4 * num_weights < MIN_BYTES else _timed_rows()
+
+
+@cache
+def _timed_rows() -> int:
+    panels = jnp.zeros((PACKED_OUTPUTS // PANEL, INPUTS // 2, PANEL, 2), jnp.uint16)
+    weight = PackedWeight(panels, None, (PACKED_OUTPUTS, INPUTS), jnp.dtype("bfloat16"))
+    product = partial(jax.jit(packed_product), jnp.ones((ROWS, INPUTS), weight.dtype), weight)
+    one, four, eight = _seconds_of([partial(product, count) for count in (1, 4, ROWS)])
+    return ROWS if eight < CHEAP * one else 4 if four < CHEAP * one else 2
+
+
+def _seconds_of(calls: Sequence[Callable[[], Array]]) -> list[float]:
+    """Returns the median seconds of calls, made in turn."""
+    seconds = np.zeros((REPEATS + 1, len(calls)))
     for repeat, number in np.ndindex(seconds.shape):
         start = time.perf_counter()
-        product(*pairs[number]).block_until_ready()
+        calls[number]().block_until_ready()
         seconds[repeat, number] = time.perf_counter() - start
-    float32, bfloat16 = np.median(seconds[1:], axis=0)  # the first ones compile
-    return bool(bfloat16 < float32)
+    return np.median(seconds[1:], axis=0).tolist()  # the first ones compile

@@ -71,7 +71,8 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
 
     def checked(endpoint: Any) -> Any:
         async def check(request: Request) -> Response:
-            sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+            scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+            sent = sent if scheme.lower() == "bearer" else ""
             if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
                 return _error(401, "the API key is missing or wrong")
             # A page of another site can send forms to this machine, but not this content type.

@@ -21,7 +21,7 @@ FILTERS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
-MAX_PROMPTS, MAX_STOPS = 64, 16
+MAX_STOPS = 16
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,6 @@ def _prompts(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int
     prompt = _field(values, "prompt", (str, list), "")
     is_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
     prompts: Sequence[Any] = prompt if is_many else [prompt]
-    if len(prompts) > MAX_PROMPTS:
-        raise SpecjaxError(f"prompt holds {len(prompts)} prompts, and {MAX_PROMPTS} are the limit")
     return tuple(_ids(prompt, target) for prompt in prompts)
 
 

@@ -103,6 +103,11 @@ class Worker:
     def submit(self, request: TextRequest) -> list[Job]:
         """Queues the prompts of a request; raises SpecjaxError if one is invalid, or Busy."""
         jobs, tokenizer = [], self.target.require_tokenizer()
+        if len(request.prompts) > self._max_waiting:
+            raise SpecjaxError(
+                f"prompt holds {len(request.prompts)} prompts, above this server's limit, "
+                f"{self._max_waiting}"
+            )
         for ids in request.prompts:
             longest = self.target.config.longest_from(len(ids))
             room = min(longest - len(ids), self.max_new_tokens)

@@ -25,7 +25,8 @@ from specjax.models.heads import HeadWeights
 from specjax.models.heads.layered import DRAFT_ROWS, with_draft_tokens, with_lm_head_rows
 from specjax.models.io.formats.eagle import EAGLE
 from specjax.models.io.head_files import save_head
-from specjax.models.native import cheap_rows, is_available, pack_params
+from specjax.models.native import is_available, pack_params
+from specjax.models.precision import cheap_rows
 from specjax.models.quantize import is_stored
 from tests.decoding.heads import TREE, eagle_head
 from tests.loading.tiny import tiny
@@ -109,7 +110,7 @@ def test_what_was_tuned_on_this_machine_is_loaded(load):
 
 
 def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_even(load, tmp_path):
-    nodes = cheap_rows()
+    nodes = cheap_rows(tiny().config)
     copier = PromptLookup(num_tokens=nodes - 1, max_tokens=2 * nodes - 1)
     assumed = Auto(copier, ASSUMED_BREAK_EVEN["cpu"])
     drafter, text = load(machine="another chip")

@@ -31,10 +31,10 @@ def test_a_static_tree_is_possible_on_a_cpu(pocket, method):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="passes are short there")
-@pytest.mark.parametrize("nodes", [4, 8])
+@pytest.mark.parametrize("nodes", [2, 4, 8])
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu(8)])
 def test_passes_of_a_cpu_have_its_cheap_nodes(pocket, method, nodes, monkeypatch):
-    monkeypatch.setattr(specjax.loading.method, "cheap_rows", lambda: nodes)
+    monkeypatch.setattr(specjax.loading.method, "cheap_rows", lambda config: nodes)
     drafter, _ = Request(METHODS, method, pocket, uses_tuned=False).load()
     is_longer = method == "lookahead" or hasattr(drafter, "max_tokens")
     assert 2 <= drafter.pass_width <= (2 * nodes if is_longer else nodes)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from specjax.models import precision
-from specjax.models.precision import cache_dtype, default_dtype
+from specjax.models.config import TransformerConfig
+from specjax.models.native import is_available
+from specjax.models.precision import cache_dtype, cheap_rows, default_dtype
 from specjax.models.products import project
 
 LARGE = 10**8
@@ -39,6 +41,22 @@ def test_the_default_dtype(monkeypatch, platform, capability, faster, num_params
 def test_the_products_decide_on_a_cpu():
     assert default_dtype(LARGE, is_packed=True) == "bfloat16"
     assert default_dtype(LARGE, is_packed=False) in ("float32", "bfloat16")  # as timed
+
+
+@pytest.mark.skipif(not is_available(), reason="XLA's products are not timed")
+@pytest.mark.parametrize(
+    "seconds, layers, rows",
+    [((1, 1.1, 1.15), 30, 8), ((1, 1.1, 1.5), 30, 4), ((1, 1.5, 2.5), 30, 2), ((1, 1, 1), 1, 4)],
+)
+def test_a_pass_is_as_wide_as_it_is_cheap(monkeypatch, seconds, layers, rows):
+    monkeypatch.setattr(precision, "_seconds_of", lambda calls: seconds)
+    monkeypatch.setattr(precision, "_timed_rows", precision._timed_rows.__wrapped__)
+    assert cheap_rows(TransformerConfig(49152, 576, 1536, layers, 9, 3, 64)) == rows
+
+
+@pytest.mark.skipif(not is_available(), reason="XLA's products are not timed")
+def test_products_are_timed_once():
+    assert precision._timed_rows() == precision._timed_rows() in (2, 4, 8)
 
 
 @pytest.mark.parametrize(

@@ -399,13 +399,24 @@ def test_what_has_no_key_or_another_type_or_no_end_is_turned_away(url):
         headers |= {"Content-Type": "application/json"}
         assert send(url, "POST", "completions", body, headers)[0] == 401
         assert send(url, "GET", "models", headers=headers)[0] == 401
+    assert send(url, "GET", "models", headers={"Authorization": f"bearer {KEY}"})[0] == 200
+    assert send(url, "GET", "models", headers={"Authorization": KEY})[0] == 401
     text = HEADERS | {"Content-Type": "text/plain"}
     assert send(url, "POST", "completions", body, text)[0] == 415
     assert send(url, "POST", "completions", b" " * (MAX_BODY_BYTES + 1))[0] == 413
 
 
-def test_a_full_queue_turns_requests_away(complete):
+def test_a_full_queue_turns_requests_away(complete, worker, monkeypatch):
+    def submit(request):
+        raise Busy
+
+    monkeypatch.setattr(worker, "submit", submit)
     with pytest.raises(openai.RateLimitError):
+        complete("ab")
+
+
+def test_more_prompts_than_may_wait_are_an_error(complete):
+    with pytest.raises(openai.BadRequestError, match="limit, 16"):
         complete(["ab"] * 17)
     assert complete(max_tokens=1).choices
 
