@@ -99,16 +99,7 @@ class Methods:
 def _llama_2_7b() -> "TransformerConfig":
     from specjax.models.config import TransformerConfig
 
-    return TransformerConfig(
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        head_dim=128,
-        max_position_embeddings=4096,
-    )
+    return TransformerConfig(32000, 4096, 11008, 32, 32, 32, 128, 4096)
 
 
 def _config_of(target: str) -> "TransformerConfig":

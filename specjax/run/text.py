@@ -96,21 +96,6 @@ def stream_text(
     target: LoadedTarget | str | Path,
     prompt: Prompts,
     method: str | tuple[Drafter, Any] = "pld",
-    **options: Any,
-) -> Iterator[Any]:
-    """Yields what `generate_text` returns as it grows, every few rounds.
-
-    Characters appear when all their bytes are there, and the beginning of a stop text only when
-    the text goes on otherwise. Arguments are those of `generate_text`.
-    """
-    for part in _parts(target, prompt, method, **options):
-        yield part[0] if _is_one(prompt) else part
-
-
-def _parts(
-    target: LoadedTarget | str | Path,
-    prompt: Prompts,
-    method: str | tuple[Drafter, Any],
     *,
     chat: bool = False,
     sampling: Sampling = Sampling(),
@@ -123,7 +108,12 @@ def _parts(
     regex: str | None = None,
     choices: Sequence[str] | None = None,
     **settings: Any,
-) -> Iterator[list[Completion]]:
+) -> Iterator[Any]:
+    """Yields what `generate_text` returns as it grows, every `rounds_per_call` rounds.
+
+    Characters appear when all their bytes are there, and the beginning of a stop text only when
+    the text goes on otherwise. Other arguments are those of `generate_text`.
+    """
     check_type("prompt", prompt, (str, list, tuple), "a text, messages, or a list of either")
     check_type("method", method, (str, tuple), "a name, or the pair from specjax.load_drafter")
     check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
@@ -156,7 +146,7 @@ def _parts(
             else completion(ending, generation, number, engine.eos, bool(is_done[number]))
             for number, ending in enumerate(endings)
         ]
-        yield parts
+        yield parts[0] if _is_one(prompt) else parts
         if all(part.finish_reason for part in parts):
             return
 
