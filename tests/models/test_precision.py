@@ -55,8 +55,8 @@ def test_a_pass_is_as_wide_as_it_is_cheap(monkeypatch, seconds, layers, rows):
 
 
 @pytest.mark.skipif(not is_available(), reason="XLA's products are not timed")
-def test_products_are_timed_once():
-    assert precision._timed_rows() == precision._timed_rows() in (2, 4, 8)
+def test_products_of_this_machine_can_be_timed():
+    assert precision._timed_rows() in (2, 4, 8)
 
 
 @pytest.mark.parametrize(
