@@ -20,7 +20,7 @@ from specjax.core.settings import SettingError
 from specjax.loading.hub import SMALL_FILES, target_folder
 from specjax.models import native
 from specjax.models.config import TransformerConfig, eos_tokens
-from specjax.models.families import read_config
+from specjax.models.families import CONFIG, read_config
 from specjax.models.io.gguf import is_gguf, load_gguf, load_gguf_tokenizer
 from specjax.models.io.huggingface import load_transformer
 from specjax.models.io.weights import without_advice
@@ -32,6 +32,8 @@ from specjax.models.transformer import Transformer
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of these is enough
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that read a tokenizer.json
+GENERIC_MODELS = ("llama", "smollm3")  # where transformers trusts a config that names one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,10 +214,13 @@ def _read_tokenizer(folder: Path) -> Any:
         for path in folder.glob(pattern):
             check_size(path)
     with without_advice():
-        from transformers import AutoTokenizer
+        if _is_generic(folder):  # AutoTokenizer takes seconds more: it imports torch too
+            from transformers import PreTrainedTokenizerFast as Reader
+        else:
+            from transformers import AutoTokenizer as Reader
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return Reader.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain Exception for a damaged file
         if "trust_remote_code" in str(error):
             raise SpecjaxError(
@@ -227,3 +232,13 @@ def _read_tokenizer(folder: Path) -> Any:
             f"the tokenizer in {folder} cannot be read ({reason}); "
             "install the missing package, or download it again"
         ) from error
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether AutoTokenizer would choose PreTrainedTokenizerFast too."""
+    paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json", CONFIG)]
+    if not all(path.is_file() for path in paths):
+        return False
+    values, config = map(read_json, paths[1:])
+    is_named = values.get("tokenizer_class") in GENERIC and "auto_map" not in values
+    return is_named and config.get("model_type") in GENERIC_MODELS

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer
 
 from specjax.core.errors import SpecjaxError
 from specjax.loading import hub, targets
-from specjax.models.families import config_from
+from specjax.models.families import FAMILIES, config_from
 from specjax.models.io.huggingface import save_transformer
 from specjax.models.quantize import is_stored
 from specjax.models.transformer import Transformer
@@ -103,6 +104,15 @@ def test_the_tokenizer_of_the_folder_is_read_and_a_damaged_one_named(folder):
     message = failure(folder)
     assert f"the tokenizer in {folder} cannot be read" in message
     assert message.endswith("download it again")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokenizer_is_the_one_that_transformers_chooses(folder, family):
+    add_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    ours, theirs = targets.load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert type(ours) is type(theirs)
+    assert (repr(ours), ours.init_kwargs) == (repr(theirs), theirs.init_kwargs)
 
 
 @pytest.mark.parametrize("kind", ["Own", None])
