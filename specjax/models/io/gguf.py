@@ -61,13 +61,14 @@ class PackedTensor(NamedTuple):
         part = index[0] if index and len(self.shape) > 1 else slice(None)
         stored, *_, width = self.rows[part], *self.shape
         values = np.empty((len(stored), width), dtype)
-        step = 1 + CHUNK // stored.shape[1]
+        step, largest = 1 + CHUNK // stored.shape[1], float(jnp.finfo(dtype).max)
         for at in range(0, len(stored), step):
             with np.errstate(all="ignore"):
                 row = stored[at : at + step].reshape(1, -1)  # gguf takes many short rows apart
-                values[at : at + step] = dequantize(row, self.kind).reshape(-1, width) + shift
-            if not np.isfinite(values[at : at + step]).all():
+                floats = dequantize(row, self.kind).reshape(-1, width) + shift
+            if not np.abs(floats).max() <= largest:  # faster than on bfloat16
                 raise ValueError(f"a weight is NaN, infinite or too large for {values.dtype}")
+            values[at : at + step] = floats
         if len(self.shape) == 1:
             values = values[0][index]
         if num_heads:
