@@ -38,9 +38,12 @@ def use_compilation_cache() -> None:
     except (RuntimeError, AssertionError) as error:
         platforms = os.environ.get("JAX_PLATFORMS")
         reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        cause, advice = f" for JAX_PLATFORMS={platforms}", "unset it, or "
+        if not platforms:
+            cause = advice = ""
         raise SpecjaxError(
-            f"JAX finds no device for JAX_PLATFORMS={platforms}{reason}; unset it, or "
-            "install JAX for that device: pip install 'jax[cuda12]' or 'jax[tpu]'"
+            f"JAX finds no device{cause}{reason}; {advice}install JAX for your device: "
+            "pip install 'jax[cuda12]' or 'jax[tpu]'"
         ) from None
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -95,4 +98,5 @@ def distributed(processes: str | None) -> Iterator[None]:
         if not isinstance(error, SpecjaxError):
             reason = f"this or another process failed ({reason}); start all again with --resume"
         warn(reason)
+        sys.stdout.flush()
         os._exit(USER_ERROR)  # a normal exit would wait for the others

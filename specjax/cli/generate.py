@@ -98,16 +98,19 @@ class Generate(DecodingOptions):
         """Continues every prompt of a file, in one compiled program."""
         from specjax.cli.generation import time_in_turn
         from specjax.cli.generation_output import GenerateOutput
+        from specjax.decoding.prompt import from_ids, padded_length
 
         output = GenerateOutput(is_json=True)
         target, request_for = self.load()
-        bucket = max(tokenize(source, target).tokens.shape[1] for source in sources)
-        requests = [
-            request_for(tokenize(source, target, bucket), source.is_chat) for source in sources
-        ]
-        for source, request in zip(sources, requests, strict=True):
+        ids = []
+        for source in sources:
             with errors_at(source.place):
-                request.check()
+                ids += tokenize(source, target).ids
+        bucket, requests = padded_length(ids), []
+        for source, tokens in zip(sources, ids, strict=True):
+            requests.append(request_for(from_ids([tokens], bucket), source.is_chat))
+            with errors_at(source.place):
+                requests[-1].check()
         with output.busy("compiling"):
             seconds = requests[0].compile()
         for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):

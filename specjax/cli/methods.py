@@ -52,7 +52,7 @@ class Methods:
         if config is not None:
             print(
                 f"{self.target}: {config.model_type}, {config.num_hidden_layers} layers, texts of "
-                f"up to {config.longest_text} tokens; all methods support it\n"
+                f"up to {config.longest_text} tokens\n"
             )
         if self.method is None:
             print_rows("methods", texts)

@@ -115,18 +115,18 @@ def read_sources(file: Path, chat: bool, system: str | None = None) -> list[Sour
     return sources
 
 
-def tokenize(source: Source, target: "LoadedTarget", bucket: int | None = None) -> "Prompt":
-    """Tokenizes the prompt for a target; `bucket` as in `from_ids`."""
-    from specjax.decoding.prompt import BUCKET, chat_ids, encode, from_ids
+def tokenize(source: Source, target: "LoadedTarget") -> "Prompt":
+    """Tokenizes the prompt for a target."""
+    from specjax.decoding.prompt import chat_ids, encode, from_ids
 
-    bucket, prompt = bucket or BUCKET, source.prompt
+    prompt = source.prompt
     if isinstance(prompt[0], int):
-        return from_ids([prompt], bucket)  # pyright: ignore[reportArgumentType]
+        return from_ids([prompt])  # pyright: ignore[reportArgumentType]
     if target.tokenizer is None:
         raise SpecjaxError(f"{target.name} has no tokenizer; pass token ids: --prompt-ids 1,2,3")
     if isinstance(prompt, str):
-        return encode(target.tokenizer, [prompt], bucket)
-    return from_ids([chat_ids(target.tokenizer, prompt)], bucket)  # pyright: ignore[reportArgumentType]
+        return encode(target.tokenizer, [prompt])
+    return from_ids([chat_ids(target.tokenizer, prompt)])  # pyright: ignore[reportArgumentType]
 
 
 def _messages(chat: "str | Sequence[Message]", system: str | None) -> "tuple[Message, ...]":

@@ -16,7 +16,7 @@ SHUTDOWN_SECONDS = 30  # for the texts that are being generated
 class Serve(MethodOptions):
     """Serve a target to OpenAI's clients: completions and chats, at http://HOST:PORT/v1.
 
-    Prompts are served in order, with the texts of `specjax generate`; the first request with new
+    Prompts are served in order, and get the texts of `specjax generate`; the first request with new
     settings waits for compilation. To listen beyond this machine, set the environment variable
     SPECJAX_API_KEY to a key; every client, local ones too, must then send it.
 

@@ -159,7 +159,7 @@ class TrainHead(TargetOptions):
         examples = tokenize_all(conversations, target.tokenizer, batches.longest)
         if self.hidden_states is not None:
             folder = expand_user(self.hidden_states)
-            watch = partial(with_progress, doing="The target reads batches")
+            watch = partial(with_progress, doing="Computing hidden states")
             examples = with_hidden_states(examples, frozen, layers_read(head), folder, watch)
         loop = self.loop_for(examples, batches)
         settings = HeadSettings(

@@ -92,7 +92,7 @@ def chat_text(
         reason = "it needs too much memory" if isinstance(error, MemoryError) else reason
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise SpecjaxError(
-            f"the tokenizer's chat template rejects messages with roles {roles} ({reason}); drop "
+            f"the tokenizer's chat template fails on messages with roles {roles} ({reason}); drop "
             "the messages, or give the tokenizer another template"
         ) from error
 

@@ -1,5 +1,6 @@
 """`jax.jit` for loops: on a GPU they become one CUDA graph, and types are always JAX's default."""
 
+import re
 from collections.abc import Callable
 from functools import cached_property, wraps
 from types import MethodType
@@ -23,7 +24,7 @@ BEFORE_AMPERE = {"xla_gpu_dot_merger_threshold_mb": 0}
 class jit_loops:
     """Compiles a function as `jax.jit` does, with `COMPILER_OPTIONS` where the device is a GPU.
 
-    JAX takes such options for whole programs only, so inside another `jit` it is a plain one.
+    JAX takes such options for whole programs only, so inside another `jit` this is `jax.jit`.
     """
 
     def __init__(self, function: Callable, **settings: Any):
@@ -34,8 +35,9 @@ class jit_loops:
     def _alone(self) -> Any:
         options: dict[str, Any] = {}
         if jax.default_backend() == "gpu":
-            capability = getattr(jax.devices()[0], "compute_capability", None) or "8.0"
-            options = COMPILER_OPTIONS | (BEFORE_AMPERE if float(capability) < 8 else {})
+            capability = str(getattr(jax.devices()[0], "compute_capability", None))
+            is_old = re.match(r"[1-7]\.", capability)  # AMD's are names, such as gfx942
+            options = COMPILER_OPTIONS | (BEFORE_AMPERE if is_old else {})
         return jax.jit(self.function, compiler_options=options, **self.settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

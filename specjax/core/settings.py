@@ -69,7 +69,7 @@ class Bounds:
     def is_huge(self, value: Any) -> bool:
         """Whether a whole number without an upper bound exceeds a signed 32-bit integer."""
         has_limit = self.choices or self.at_most or self.below
-        return isinstance(value, Integral) and not has_limit and abs(int(value)) > MAX_WHOLE
+        return isinstance(value, Integral) and not has_limit and int(value) > MAX_WHOLE
 
 
 def setting(default: Any = MISSING, **options: Any) -> Any:

@@ -184,7 +184,7 @@ def _turns(rows: Any) -> list[Turn]:
 
 def _text(value: Any, place: str) -> str:
     if (text := content_text(value)) is None:
-        raise SpecjaxError(f"has {type(value).__name__} instead of text in {place}")
+        raise SpecjaxError(f"has no text in {place}")
     return text
 
 

@@ -78,5 +78,5 @@ def _text_of(record: Any) -> str:
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values without null, which data sets have for what other records have."""
+    """Drops null, which data sets have for fields of other records."""
     return {key: value for key, value in values.items() if value is not None}

@@ -153,7 +153,9 @@ def _on_hub(name: str) -> Iterator[Record]:
             return
         for number, row in enumerate(_rows(name), start=1):
             yield Record(f"{name}, row {number},", row)
-    except ImportError:
+    except ImportError as error:
+        if error.name != "datasets":
+            raise SpecjaxError(f"dataset {name} could not be read ({error})") from error
         raise SpecjaxError(
             f"{name} does not exist here, and reading it from the hub needs the package datasets; "
             "run `pip install datasets`, or check the path"

@@ -41,7 +41,7 @@ class Question(NamedTuple):
 
 
 class TaskForm(NamedTuple):
-    """A format: the fields that identify it, and how its prompts are made of them."""
+    """A format: the fields that identify it, and how prompts are built from them."""
 
     name: str
     fields: tuple[str, ...]

@@ -18,7 +18,7 @@ from specjax.decoding.byte_automaton import DEAD, FINAL, byte_automaton
 from specjax.decoding.processors import Processor, advanced
 
 FREE = -1
-MAX_RUN = 64  # bytes that are looked ahead
+MAX_RUN = 64  # bytes to look ahead
 BUCKET = 64  # states and classes are padded to powers of two from here, to compile few programs
 
 
@@ -86,7 +86,7 @@ def token_automaton(
     table = byte_automaton(regex)
     dead = len(table)
     is_final = np.append(table[:, FINAL] == 1, False)
-    # A state that stays dead, so that walks need no condition.
+    # The dead state leads to itself, so that walks need no condition.
     table = np.pad(np.where(table == DEAD, dead, table), ((0, 1), (0, 0)), constant_values=dead)
     usable = {
         token: text
@@ -132,7 +132,7 @@ def _runs(
 ) -> Iterator[tuple[bytes, bool]]:
     """Yields the bytes that follow each state up to a choice, and whether the end follows.
 
-    If the only choice is a space, it comes after ":" and ",".
+    Where a space is optional, it is taken after ":" and "," only.
     """
     bytes_after = table[:, :FINAL]
     is_live = _can_end(bytes_after, is_final)[bytes_after]

@@ -173,7 +173,7 @@ class LogitBias(Processor):
 
 @dataclass(frozen=True)
 class Penalties(Processor):
-    """Lowers the logits of tokens that the text holds already.
+    """Changes the logits of tokens that the text holds already.
 
     The repetition penalty divides positive logits of tokens of prompt and output, and multiplies
     negative ones. The frequency penalty is subtracted for every occurrence in the output, the

@@ -66,7 +66,10 @@ def doubled_length(prompt: Sized, shortest: int = 256) -> int:
 
 
 def _array_of(number: int, tokens: Sequence[int]) -> np.ndarray:
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except ValueError:  # lists of different lengths
+        array = np.empty(1, object)
     if array.size == 0:
         raise SpecjaxError(f"prompt {number} is empty; give at least 2 tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":

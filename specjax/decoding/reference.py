@@ -1,4 +1,4 @@
-"""Plain decoding without a kept cache, draft tree or drafter: slow, and short enough to trust."""
+"""Plain decoding that computes the text anew for each token: slow, and short enough to trust."""
 
 from collections.abc import Iterable
 from functools import partial

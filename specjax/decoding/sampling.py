@@ -33,7 +33,8 @@ from specjax.decoding.tree import DraftTree
 
 # Streams of `rejection` noise: for the drafter, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
-MIN_TEMPERATURE = 1e-30  # smaller values underflow in float32; treat them as greedy
+# Beyond these, a temperature or its reciprocal would be 0 or infinite in float32.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e37
 MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
 MAX_BIAS = 1e30  # far from where float32 ends
 LOSSY = "LOSSY: typical acceptance lets the drafter influence the text; it is not the target's own"
@@ -162,19 +163,21 @@ class Sampling:
         Top-k keeps the k most likely tokens, top-p the smallest set of most likely tokens that
         reaches `top_p`, and both any that tie with the last one. Min-p keeps tokens at least
         `min_p` times as likely as the most likely one. Greedy decoding skips the filters. `values`
-        replace the numbers of filters that are on; a sequence may leave any of them off.
+        replace the numbers of filters that are on; each sequence can switch any of them off.
         """
         logits = logits.astype(jnp.float32)
         if self.is_greedy:
             return jax.nn.log_softmax(logits, axis=-1)
         # XLA multiplies by the reciprocal of a constant; values of sequences must round equally.
-        scale = np.float32(1) / np.float32(np.clip(self.temperature, MIN_TEMPERATURE, 1e38))
+        temperature = np.clip(self.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE)
+        scale = np.float32(1) / np.float32(temperature)
         top_p = max(self.top_p, MIN_TOP_P)
         log_min_p = math.log(self.min_p) if self.min_p else -math.inf
         unfiltered = logits
         if values is not None:
             beside = len(values.top_k), *[1] * (logits.ndim - 1)
-            scale = 1 / jnp.maximum(values.temperature, MIN_TEMPERATURE).reshape(beside)
+            temperature = jnp.clip(values.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE)
+            scale = 1 / temperature.reshape(beside)
             top_p = jnp.maximum(values.top_p, MIN_TOP_P).reshape(beside)
             log_min_p, top_k = values.log_min_p.reshape(beside), values.top_k.reshape(beside)
 
@@ -206,7 +209,7 @@ class Sampling:
 def _top_p_mask(
     log_probs: Float[Array, "... V"], top_p: float | Float[Array, "..."]
 ) -> Bool[Array, "... V"]:
-    """Whether a token is needed to reach `top_p`: more likely ones have less in total.
+    """Whether a token is needed to reach `top_p`: all that are more likely sum to less.
 
     The threshold is found bit by bit, without sorting the vocabulary.
     """

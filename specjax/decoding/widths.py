@@ -24,7 +24,7 @@ from specjax.models.native import has_native_layers, has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
-# costs little more than one over a single token, so only the widest of the first two is compiled.
+# costs little more than one over a single token, so it is the only narrow one that is compiled.
 DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`
@@ -38,7 +38,7 @@ def compiled_widths(drafter: Drafter, target: Target, params: Any) -> list[int]:
         if jnp.finfo(target.dtype(params)).bits == 16 and not has_packed(params):
             widths = widths[:2][-1:]
     if has_native_layers(params, target.config.head_dim) and not drafter.num_probes:
-        # Padding is not computed, only verified.
+        # Kernels skip the padding of a pass, so a narrower one saves its verification alone.
         widths = [width for width in widths if 4 * width <= drafter.num_nodes]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 

@@ -26,8 +26,8 @@ def load_grammar(
         choices: the text is one of these.
 
     Raises:
-        SpecjaxError: if there are two of the three, or if one is invalid, not supported or too
-            large; the message names the part.
+        SpecjaxError: if more than one of the three is given, or one is invalid, not supported or
+            too large; the message names the part.
     """
     check_type("target", target, LoadedTarget, "the target from specjax.load")
     num_grammars = sum(part is not None for part in (json_schema, regex, choices))
@@ -36,7 +36,7 @@ def load_grammar(
     if num_grammars > 1:
         raise SpecjaxError("json_schema, regex and choices exclude each other; keep one of them")
     if not target.eos:
-        raise SpecjaxError(f"{target.name} has no end token, with which a grammar ends")
+        raise SpecjaxError(f"{target.name} has no EOS token, which ends a text with a grammar")
     if json_schema is not None:
         regex = schema_regex(json_schema)
     elif regex is None:

@@ -155,7 +155,8 @@ class _Reader:
         return "|".join(map(literal, texts))
 
     def _string(self, used: Mapping[str, Any], place: str) -> str:
-        if len({"length" if key.endswith("Length") else key for key in used} - {"type"}) > 1:
+        keys = used.keys() & KEYWORDS["string"]
+        if len({"length" if key.endswith("Length") else key for key in keys}) > 1:
             raise _error(place, "a string may have one of pattern, format, and limits of length")
         if "format" in used:
             if used["format"] not in list(FORMATS):  # it may be unhashable
@@ -178,7 +179,8 @@ class _Reader:
 
     def _array(self, used: Mapping[str, Any], place: str) -> str:
         if "prefixItems" in used:
-            self._check_keywords(used, {"type", "prefixItems"}, place)
+            keys = {key: used[key] for key in used.keys() & KEYWORDS["array"]}
+            self._check_keywords(keys, {"prefixItems"}, place)
             items = _checked(used["prefixItems"], list, place)
             items = [self.regex(item, f"{place}/prefixItems/{n}") for n, item in enumerate(items)]
             return rf"\[{SPACE}{COMMA.join(items)}{SPACE}\]"

@@ -139,7 +139,7 @@ def auto_choice(target: LoadedTarget, path: str | Path | None = None) -> AutoCho
         if not isinstance(choice.settings, Mapping):
             raise TypeError(f"settings {choice.settings!r}")
         if choice.machine != machine:
-            why = f"tuned on {choice.machine} and not on this, {machine}: {ADVICE}"
+            why = f"tuned on another machine ({choice.machine}; this is {machine}): {ADVICE}"
             return AutoChoice(machine, why=why)
         if choice.method == AUTO or not choice.widths or not isfinite(choice.break_even):
             raise ValueError(f"{choice.method}, {choice.widths} and {choice.break_even}")

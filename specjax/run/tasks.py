@@ -11,6 +11,7 @@ import numpy as np
 
 from specjax.core.chat import Message, chat_ids, opening_ids
 from specjax.core.errors import SpecjaxError, check_whole, errors_at, warn
+from specjax.core.text import decode
 from specjax.data.task_files import TASKS, read_questions
 from specjax.decoding.prompt import from_ids
 from specjax.decoding.request import check_prompt
@@ -96,20 +97,20 @@ def task_prompts(
     A prompt that leaves the target no position to continue it is left out, and so are the turns
     after it. One that leaves some, but fewer than `max_new_tokens`, is continued that far.
 
-    Tasks of one kind stand together. Later turns follow the answers of plain greedy decoding, so
+    Tasks of one kind must be adjacent. Later turns follow the answers of plain greedy decoding, so
     that all methods get the same prompts.
     """
     tokenizer, config = target.require_tokenizer(), target.config
     of_task: list[list[TaskPrompt]] = [[] for _ in tasks]
     answered: list[list[str]] = [[] for _ in tasks]
-    going_on, problem = list(range(len(tasks))), ""
+    active, problem = list(range(len(tasks))), ""
     for turn in range(max(len(task.turns) for task in tasks)):
-        going_on = [number for number in going_on if len(tasks[number].turns) > turn]
+        active = [number for number in active if len(tasks[number].turns) > turn]
         if turn:
-            answers = answer([of_task[number][-1].ids for number in going_on])
-            for number, tokens in zip(going_on, answers, strict=True):
-                answered[number].append(tokenizer.decode(tokens, skip_special_tokens=True))
-        for kind, numbers in groupby(going_on, lambda number: tasks[number].kind):
+            answers = answer([of_task[number][-1].ids for number in active])
+            for number, tokens in zip(active, answers, strict=True):
+                answered[number].append(decode(tokenizer, tokens))
+        for kind, numbers in groupby(active, lambda number: tasks[number].kind):
             prompts = {n: token_ids(tasks[n], tokenizer, answered[n]) for n in numbers}
             check_prompts(kind, list(prompts.values()), config)
             first = [task.kind for task in tasks].index(kind)
@@ -117,7 +118,7 @@ def task_prompts(
                 if len(ids) < config.longest_from(len(ids)):
                     of_task[number].append(TaskPrompt(kind, ids, turn))
                     continue
-                going_on = [other for other in going_on if other != number]
+                active = [other for other in active if other != number]
                 problem = (
                     f"turn {turn + 1} of {kind} prompt {number - first} has {len(ids)} tokens, and "
                     f"the target {config.longest_text} positions"

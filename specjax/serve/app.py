@@ -52,7 +52,8 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body(request)
         except TimeoutError:
-            return _error(408, "the body came too slowly", {"connection": "close"})
+            problem = f"the request's body took longer than {BODY_SECONDS} s"
+            return _error(408, problem, {"connection": "close"})
         except ClientDisconnect:
             return Response(status_code=499)  # the client is gone
         if body is None:

@@ -66,9 +66,10 @@ def read_request(
     seed = _field(values, "seed", int, secrets.randbelow(2**32))
     if not 0 <= seed < 2**32:
         raise SpecjaxError(f"seed must be at least 0 and below {2**32}, got {seed}")
-    max_tokens = _field(values, "max_tokens", int, None)
-    max_tokens = _field(values, "max_completion_tokens", int, max_tokens)
-    check_whole("max_tokens", 1 if max_tokens is None else max_tokens, 1)
+    max_tokens = None
+    for name in ("max_tokens", "max_completion_tokens"):
+        max_tokens = _field(values, name, int, max_tokens)
+        check_whole(name, 1 if max_tokens is None else max_tokens, 1)
     if is_chat:
         prompts = (chat_ids(read_messages(_field(values, "messages", list, []))),)
     else:

@@ -28,7 +28,7 @@ BUCKET = 256  # texts share the programs of the next multiple
 
 def answers(workload: Workload) -> list[tuple[list[int], int]]:
     """Returns each prompt followed by the target's greedy answer, and the prompt's length."""
-    watch = partial(with_progress, doing="The target answers")
+    watch = partial(with_progress, doing="Generating answers")
     answer = answers_of(workload.target, workload.max_new_tokens, watch)
     pairs = zip(workload.prompts, answer(workload.prompts), strict=True)
     return [([*ids, *tokens], len(ids)) for ids, tokens in pairs]

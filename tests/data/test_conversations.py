@@ -32,12 +32,12 @@ BROKEN = [
     ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of the unknown role 'tool'"),
     (
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
-        "has list instead of text",
+        "has no text",
     ),
     (json.dumps({"messages": [*SAID, SYSTEM]}), "has a system turn that is not the first"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no user turns"),
     ('{"prompt": "Hi", "response": " "}', "has no assistant turns"),
-    ('{"prompt": 3, "response": "Hello"}', "has int instead of text in prompt"),
+    ('{"prompt": 3, "response": "Hello"}', "has no text in prompt"),
     (b'{"text": "\xff"}', "is not JSON"),
     (b'{"text": "\xed\xa0\xbd"}', "is not JSON"),  # half a character in itself
 ]

@@ -66,6 +66,13 @@ def test_values_filter_logits_as_settings_do():
     np.testing.assert_array_equal(filter_all(sampling, logits[:, 0], values), filtered[:, 0])
 
 
+def test_the_highest_temperature_leaves_bans_alone():
+    sampling, values = per_sequence([Sampling(1e38)], VOCAB)
+    logits = jnp.zeros((1, VOCAB)).at[0, 3].set(-jnp.inf)
+    for each in (Sampling(1e39).filtered(logits), sampling.filtered(logits, values)):
+        np.testing.assert_array_equal(np.isfinite(each[0]), np.arange(VOCAB) != 3)
+
+
 def test_values_round_as_the_constants_of_settings_do():
     settings = [Sampling(0.7, repetition_penalty=1.6), Sampling(0.3, repetition_penalty=1.1)]
     sampling, values = per_sequence(settings, VOCAB)

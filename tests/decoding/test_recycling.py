@@ -203,4 +203,4 @@ def test_a_seed_is_computed_once_per_target(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # where no folder can be made
     load()
     assert len(computed) == 3
-    assert "the successors of tokens are not kept" in capsys.readouterr().err
+    assert "the successors of tokens cannot be kept" in capsys.readouterr().err

@@ -115,8 +115,8 @@ def test_nothing_tuned_or_tuned_elsewhere_is_prompt_lookup_at_an_assumed_break_e
     assumed = Auto(copier, ASSUMED_BREAK_EVEN["cpu"])
     drafter, text = load(machine="another chip")
     assert drafter == assumed
-    why = f"tuned on another chip and not on this, {machine_of(tiny())}: `specjax tune machine`"
-    assert text.startswith(f"auto is pld, {why}")
+    why = f"tuned on another machine (another chip; this is {machine_of(tiny())})"
+    assert text.startswith(f"auto is pld, {why}: `specjax tune machine`")
     drafter, text = load(device="cpu", costs=(1.0, 2.0))
     assert drafter == assumed
     assert text.startswith("auto is pld, tuned by an earlier version: `specjax tune machine`")

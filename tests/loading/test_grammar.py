@@ -56,6 +56,7 @@ SCHEMAS = {
         },
         "required": ["short", "code", "mail"],
     },
+    "types": {"type": ["string", "array"], "minLength": 2, "items": STRING, "minItems": 1},
     "free": {"type": "object", "properties": {"x": {}}, "required": ["x"]},
     "map": {"type": "object", "additionalProperties": {"type": "integer"}},
     "none": {"type": "array", "items": STRING, "maxItems": 0},

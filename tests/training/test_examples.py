@@ -195,7 +195,7 @@ def test_examples_are_cut_off():
     [
         (COUNTING, TALK, r"writes the answer in turn 1, .* differently"),
         (FORGETFUL, TALK, r"writes the answer in turn 1, .* differently"),
-        (LLAMA_2, WITH_SYSTEM, r"rejects messages .* system, user.*\(no system here\)"),
+        (LLAMA_2, WITH_SYSTEM, r"fails on messages .* system, user.*\(no system here\)"),
         (None, Conversation((Turn("user", "x"),)), "no question with an answer"),
         (None, Conversation((Turn("assistant", "x"),)), "no question with an answer"),
     ],

@@ -56,7 +56,7 @@ class HeadDrafter(Drafter):
 
     @property
     def num_fed(self) -> int:
-        """Drafted nodes and masks per round that pass the head's layers."""
+        """Drafted nodes and masks per round that go through the head's layers."""
         return 0
 
     def bind(self, target: Target, params: Params) -> HeadWeights:

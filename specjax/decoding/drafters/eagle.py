@@ -10,7 +10,7 @@ from specjax.decoding.sampling import Draw
 from specjax.decoding.tree import Choices, choices_of
 from specjax.models.target import Target
 
-PUBLISHED_TREE = choices_of(  # of EAGLE-1: 25 nodes, in 5 passes of the head
+PUBLISHED_TREE = choices_of(  # of EAGLE-1: 25 nodes and the root, in 5 passes of the head
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 )
 

@@ -130,7 +130,7 @@ class Recycling(Drafter):
 
 
 def with_prompt(table: Successors, prompt: Prompt) -> Successors:
-    """Puts what follows each token in a prompt before its other successors, the last first.
+    """Puts what follows each token in a prompt before its other successors, the latest first.
 
     It gets the logit of the likeliest so far.
     """
