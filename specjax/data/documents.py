@@ -11,7 +11,7 @@ from specjax.core.files import expand_user, read_text, reading
 from specjax.data.records import content_text, good_records, read_records
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
-TURN_KEYS = ("messages", "conversations")  # the same, of a chat
+TURN_KEYS = ("messages", "conversations", "conversation")  # the same, of a chat
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
 
