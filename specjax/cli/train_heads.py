@@ -35,7 +35,13 @@ from specjax.models.io.head_files import HEAD, detect_format
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.precision import default_dtype
 from specjax.models.sharding import DATA, check_batch, make_mesh
-from specjax.run.distillation import DistillOptions, distill, generate_questions, prompt_of
+from specjax.run.distillation import (
+    DistillOptions,
+    check_room,
+    distill,
+    generate_questions,
+    prompt_of,
+)
 from specjax.training.checkpoints import checksum
 from specjax.training.data import DataOptions, teaches
 from specjax.training.examples import Example, tokenize_all
@@ -134,6 +140,8 @@ class TrainHead(TargetOptions):
         head, start = self.head_to_train(target)
         frozen = FrozenModel.of(target)
         check_trainable(head, frozen)
+        if is_distilled:
+            check_room(target, batches.longest, self.distillation)
         drafter = self._measured_drafter(target, head)
         if self.hidden_states is not None:
             check_writable(expand_user(self.hidden_states))
@@ -232,7 +240,7 @@ class TrainHead(TargetOptions):
         shape, requested = shape_of(head), shape_of(new_head)
         for name in shape | requested:  # a shape lacks a draft vocabulary of all tokens
             value, wanted = shape.get(name, 0), requested.get(name, 0)
-            if value != wanted:
+            if value != wanted and (name, value) != ("fc_bias", True):  # as EAGLE's authors release
                 flag = self.training.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
                     f"{self.start} has {name} {value}, but the options request {wanted}; "

@@ -79,7 +79,7 @@ class TuneMachine(TuneCommand):
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
     """The methods to try, separated by commas, besides those of --drafter and --set; by default all
-    that work with this target."""
+    that work with this target but hybrid, lookahead and grammar."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder or hub id of a method's drafter. Only the target pocket ships its own."""
     set: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD.NAME=VALUE")] = ()

@@ -31,16 +31,19 @@ TEMPLATES = {  # in Jinja, by the names that `with_template` takes
     )
 }
 
-TRAINING_DAY = "01 Jan 2025"  # fixed, so that a resumed run sees the same tokens
+FIXED_DAY = "01 Jan 2025"  # so that a resumed run sees the same tokens
 
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
 
-def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
+def chat_ids(
+    tokenizer: Any, chat: str | Sequence[Message], today: str | None = None
+) -> tuple[int, ...]:
     """Returns the tokens of a chat, up to where the assistant's next answer begins.
 
     `chat` is a user's message, or all messages so far, ending with the user's. BOS comes from the
-    template or else from the tokenizer, never from both.
+    template or else from the tokenizer, never from both. `today` is the date that some templates
+    insert, by default today's.
     """
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     is_list = isinstance(messages, (list, tuple))
@@ -48,7 +51,7 @@ def chat_ids(tokenizer: Any, chat: str | Sequence[Message]) -> tuple[int, ...]:
         raise SpecjaxError(
             "a chat is a text, or a list of messages such as {'role': 'user', 'content': 'Hi.'}"
         )
-    text = chat_text(tokenizer, messages, is_answer_next=True)
+    text = chat_text(tokenizer, messages, is_answer_next=True, today=today)
     check_characters("the chat", text)
     return tuple(encode_chat(tokenizer, text)["input_ids"])
 

@@ -21,6 +21,12 @@ COMPILER_OPTIONS = {
 BEFORE_AMPERE = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 
+def is_before_ampere() -> bool:
+    """Whether the default device, a GPU, is one of NVIDIA's before Ampere."""
+    capability = getattr(jax.devices()[0], "compute_capability", None)  # AMD's are names
+    return re.match(r"[1-7]\.", str(capability)) is not None
+
+
 class jit_loops:
     """Compiles a function as `jax.jit` does, with `COMPILER_OPTIONS` where the device is a GPU.
 
@@ -35,9 +41,7 @@ class jit_loops:
     def _alone(self) -> Any:
         options: dict[str, Any] = {}
         if jax.default_backend() == "gpu":
-            capability = str(getattr(jax.devices()[0], "compute_capability", None))
-            is_old = re.match(r"[1-7]\.", capability)  # AMD's are names, such as gfx942
-            options = COMPILER_OPTIONS | (BEFORE_AMPERE if is_old else {})
+            options = COMPILER_OPTIONS | (BEFORE_AMPERE if is_before_ampere() else {})
         return jax.jit(self.function, compiler_options=options, **self.settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -174,6 +174,7 @@ def _turns(rows: Any) -> list[Turn]:
         raise SpecjaxError("has turns that are not a list of objects")
     turns = []
     for row in rows:
+        row = {name: value for name, value in row.items() if value is not None}
         role = row.get("from", row.get("role"))
         if not isinstance(role, str) or role.lower() not in ROLES:
             raise SpecjaxError(f"has a turn of the unknown role {role!r}")

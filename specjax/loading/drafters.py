@@ -38,18 +38,3 @@ def load_drafter(
     if tuned is not None:
         tuned_for(target, tuned)  # a wrong file is an error even if the method reads none
     return Request(METHODS, method, target, source, tuned, settings).load()
-
-
-def settings_of(drafter: Drafter, method: str, target: LoadedTarget) -> dict[str, Any]:
-    """Returns the settings of a drafter that are not the method's defaults for the target."""
-    row = METHODS[method]
-    defaults = row.settings | row.fitted(target.config)
-    num_tokens = getattr(drafter, "num_tokens", None)
-    if "max_tokens" in defaults and num_tokens != defaults["num_tokens"]:
-        defaults["max_tokens"] = row.settings["max_tokens"]  # as `fitted` has it
-    values = {name: getattr(drafter, name) for name in defaults}
-    changed = {name: value for name, value in values.items() if value != defaults[name]}
-    if changed.get("tree") == "static":  # which reads none of the others of `cpu_settings`
-        names = set(row.cpu_settings(target.config)) - (set() if "choices" in changed else {"tree"})
-        return {name: value for name, value in changed.items() if name not in names}
-    return changed

@@ -112,9 +112,8 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
             f"the tokenizer of {tokenizer.name_or_path} is neither byte-level nor SentencePiece's, "
             "so the bytes of its tokens are unknown; use a model with such a tokenizer"
         )
-    for token, entry in added.items():
-        if not entry.special:
-            texts[token] = entry.content.encode()
+    spelt = _piece if SPACE_SIGN in kind else str.encode  # decoders read added tokens too
+    texts |= {token: spelt(entry.content) for token, entry in added.items() if not entry.special}
     return texts
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from specjax.core.compilation import is_before_ampere
 from specjax.models.config import TransformerConfig
 from specjax.models.native import PANEL, PackedWeight, is_available, packed_product
 from specjax.models.products import project
@@ -19,7 +20,6 @@ ROWS, INPUTS, OUTPUTS = 8, 1024, 4096  # of the products that are timed
 PACKED_OUTPUTS = 32768  # of packed ones: 64 MiB, more than most caches hold
 CHEAP = 1.2  # times the time of one row
 REPEATS = 5
-FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older GPUs compute bfloat16 in float32
 
 
 def default_dtype(num_params: int, is_packed: bool) -> jnp.dtype:
@@ -34,11 +34,8 @@ def default_dtype(num_params: int, is_packed: bool) -> jnp.dtype:
         is_alone = jax.process_count() == 1  # several must make the same choice
         is_faster = is_alone and not is_small and (is_packed or _bfloat16_is_faster())
         return jnp.dtype("bfloat16" if is_faster else "float32")
-    if platform == "gpu":
-        capability = getattr(jax.devices()[0], "compute_capability", None)
-        if capability is not None and float(capability) < FIRST_WITH_BFLOAT16:
-            return jnp.dtype("float16")
-    return jnp.dtype("bfloat16")
+    is_old = platform == "gpu" and is_before_ampere()  # computes bfloat16 in float32
+    return jnp.dtype("float16" if is_old else "bfloat16")
 
 
 def cache_dtype(is_packed: bool) -> jnp.dtype | None:

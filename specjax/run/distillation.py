@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Key
 
-from specjax.core.chat import TRAINING_DAY, chat_text, encode_chat, opening_ids
+from specjax.core.chat import FIXED_DAY, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError, warn
 from specjax.core.folder import RunFolder
 from specjax.core.settings import Checked, setting
@@ -153,7 +153,7 @@ def opening_of_question(target: LoadedTarget) -> tuple[int, ...]:
     """Returns the tokens after which the target writes a user's question."""
     tokenizer, mark = target.require_tokenizer(), chr(PLACEHOLDERS[0])
     question = [{"role": USER, "content": mark}]
-    before, has_mark, _ = chat_text(tokenizer, question, today=TRAINING_DAY).partition(mark)
+    before, has_mark, _ = chat_text(tokenizer, question, today=FIXED_DAY).partition(mark)
     ids = tuple(encode_chat(tokenizer, before)["input_ids"])
     if not has_mark or len(ids) < MIN_PROMPT:
         raise SpecjaxError(
@@ -163,10 +163,10 @@ def opening_of_question(target: LoadedTarget) -> tuple[int, ...]:
     return ids
 
 
-def _model(target: LoadedTarget) -> dict[str, str]:
+def _model(target: LoadedTarget) -> dict[str, Any]:
     """Returns what decides a target's texts."""
-    model = fingerprint(target.config, target.params)
-    return {"target": model, "dtype": target.dtype_name}
+    model, template = fingerprint(target.config, target.params), target.tokenizer.chat_template
+    return {"target": model, "dtype": target.dtype_name, "chat_template": template}
 
 
 def _complete(
@@ -284,7 +284,7 @@ def prompt_of(
     if not turns:
         return ()
     try:
-        text = chat_text(tokenizer, messages_of(turns), is_answer_next=True, today=TRAINING_DAY)
+        text = chat_text(tokenizer, messages_of(turns), is_answer_next=True, today=FIXED_DAY)
     except SpecjaxError:
         return ()
     ids = encode_chat(tokenizer, text, verbose=False)["input_ids"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.core.chat import Message, chat_ids, opening_ids
+from specjax.core.chat import FIXED_DAY, Message, chat_ids, opening_ids
 from specjax.core.errors import SpecjaxError, check_whole, errors_at, warn
 from specjax.core.text import decode
 from specjax.data.task_files import TASKS, read_questions
@@ -83,7 +83,7 @@ def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[
     `answers` are the assistant's to the earlier turns of a chat.
     """
     if task.is_chat:
-        return chat_ids(tokenizer, task.messages(answers))
+        return chat_ids(tokenizer, task.messages(answers), FIXED_DAY)
     if task.is_opening:
         return opening_ids(tokenizer, task.text)
     return tuple(tokenizer(task.text)["input_ids"])

@@ -42,9 +42,10 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
         bytes_of = {}
 
     chat_turn = asyncio.Lock()
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "specjax"}
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def answer(request: Request) -> Response:
         is_chat = request.url.path.endswith("/chat/completions")

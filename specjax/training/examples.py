@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int32
 
-from specjax.core.chat import TRAINING_DAY, Message, chat_text, encode_chat, opening_ids
+from specjax.core.chat import FIXED_DAY, Message, chat_text, encode_chat, opening_ids
 from specjax.core.errors import SpecjaxError
 from specjax.core.text import num_equal
 from specjax.data.conversations import ASSISTANT, Conversation, messages_of
@@ -59,7 +59,7 @@ def tokenize(conversation: Conversation, tokenizer: Any, longest: int) -> Exampl
         ids = opening_ids(tokenizer, conversation.text)
         return _example(ids, [(0, len(ids))], longest)
     messages = _messages(conversation)
-    text = chat_text(tokenizer, messages, today=TRAINING_DAY)
+    text = chat_text(tokenizer, messages, today=FIXED_DAY)
     spans = [
         _answer_span(tokenizer, text, messages, number, conversation.is_cut)
         for number, message in enumerate(messages)
@@ -94,12 +94,12 @@ def _answer_span(
     tokenizer: Any, text: str, messages: Sequence[Message], number: int, is_cut: bool
 ) -> Span:
     """Finds the characters of `text` that the model must generate as message `number`."""
-    before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=TRAINING_DAY)
+    before = chat_text(tokenizer, messages[:number], is_answer_next=True, today=FIXED_DAY)
     # With a placeholder for the answer, the text after it is the same and can be located.
     placeholder = next(mark for mark in map(chr, PLACEHOLDERS) if mark not in text)
     changed = [dict(message) for message in messages]
     changed[number]["content"] = placeholder
-    _, mark, after = chat_text(tokenizer, changed, today=TRAINING_DAY).rpartition(placeholder)
+    _, mark, after = chat_text(tokenizer, changed, today=FIXED_DAY).rpartition(placeholder)
     end = len(text) - len(after)
     if not mark or not text.startswith(before) or not text.endswith(after) or end < len(before):
         raise SpecjaxError(

@@ -19,7 +19,8 @@ from specjax.bench.options import MethodVariant
 from specjax.core.errors import SpecjaxError
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
-from specjax.loading.drafters import load_drafter, settings_of
+from specjax.loading.drafters import load_drafter
+from specjax.loading.method import Request
 from specjax.loading.methods import METHODS
 from specjax.loading.tuned import AutoChoice, machine_of
 from specjax.run.runner import Runner
@@ -48,6 +49,7 @@ class Candidate:
     """A method with settings, and its runner behind a gate that never shuts."""
 
     method: str
+    settings: Mapping[str, Any]
     drafter: Drafter
     params: Any
     runner: Runner
@@ -86,7 +88,8 @@ def tune_machine(
         result = _result(name, of_winner, of_plain)
         report("Behind the gate, on all prompts", [result])
         if result.speed > MIN_GAIN:
-            settings = settings_of(winner.drafter, winner.method, workload.target)
+            request = Request(METHODS, winner.method, workload.target)
+            settings = {**request.tuned(), **winner.settings}
             source = variants[winner.method].source
             return AutoChoice(machine, winner.method, settings, source, cost, (1, gate.num_nodes))
     return AutoChoice(machine, PLAIN, widths=(1,))
@@ -117,7 +120,7 @@ def _candidates(
                     continue
                 params = shared.setdefault(jax.tree.structure(params), params)
                 runner = workload.runner(_name(method, settings), gate, params)
-                yield Candidate(method, drafter, params, runner)
+                yield Candidate(method, settings, drafter, params, runner)
     for reason in dict.fromkeys(reasons):
         report(reason, ())
 
@@ -182,5 +185,5 @@ def break_even(runner: Runner, plain: Runner, workload: Workload) -> float:
         pairs = zip(runs, steps, strict=True)
         cost = median(run.decode_seconds / step.decode_seconds for run, step in pairs)
         extra += cost * steps[0].passes - runs[0].passes
-        num_drafting += runner.num_drafting_rounds(runner.prepare([ids]))
+        num_drafting += runner.num_drafting_rounds(runner.prepare([ids], runs[0].trial))
     return max(0.0, extra / num_drafting) if num_drafting else 0.0

@@ -22,6 +22,7 @@ from tests.cli.training import SHORT, WORDS
         (["--buckets", "64", "32"], "buckets"),
         (["--buckets", "64", "2048"], "320 positions"),
         (["--distill", "--distill-tokens", "320"], "distill_tokens"),
+        (["--data", "self", "--limit", "1", "--distill-tokens", "320"], "distill_tokens"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--data", "."], "Is a directory"),
         (["--target", "nope"], "'nope'"),

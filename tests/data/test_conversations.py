@@ -15,7 +15,9 @@ SYSTEM = {"role": "system", "content": "Be kind."}
 PARTS = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
 FORMS = {
     "sharegpt": {"conversations": SHARED},
-    "sharegpt with a cut start": {"conversations": [{"from": "gpt", "value": "and"}, *SHARED]},
+    "sharegpt with a cut start": {
+        "conversations": [{"from": "gpt", "value": "and", "role": None}, *SHARED]
+    },
     "openai": {"messages": SAID, "id": 3, "text": "no"},
     "openai in parts": {"messages": [{"role": "User", "content": PARTS}, SAID[1]]},
     "one conversation": {"conversation": SAID},
@@ -30,10 +32,7 @@ BROKEN = [
     ('{"text": " "}', "is empty"),
     ('{"messages": ["Hi"]}', "has turns that are not a list of objects"),
     ('{"messages": [{"role": "tool", "content": "x"}]}', "has a turn of the unknown role 'tool'"),
-    (
-        '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
-        "has no text",
-    ),
+    ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "has no text"),
     (json.dumps({"messages": [*SAID, SYSTEM]}), "has a system turn that is not the first"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', "has no user turns"),
     ('{"prompt": "Hi", "response": " "}', "has no assistant turns"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specjax.core.errors import SpecjaxError
@@ -41,6 +41,12 @@ def test_tokens_of_the_same_bytes_are_shared():
     same = {"a": "a", "Ġ": "▁", "Ġthe": "▁the", "Ċ": "<0x0A>", "Ã©": "é", "<s>": "<s>"}
     assert names == same
     assert (np.diff(shared.target_ids) > 0).all()
+
+
+def test_an_added_token_is_spelt_as_the_tokenizer_decodes_it():
+    tokenizer = pieces().tokenizer
+    tokenizer.add_tokens(AddedToken("▁▁", special=False, normalized=False))
+    assert token_bytes(tokenizer)[len(PIECES)] == b"  " == tokenizer.decode(len(PIECES)).encode()
 
 
 def test_the_draft_reads_the_longest_end_of_other_tokens():

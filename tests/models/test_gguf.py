@@ -180,7 +180,7 @@ def test_digits_and_special_tokens_are_tokens_of_their_own(tmp_path):
     tokenizer, eos = target.tokenizer, target.eos
     assert tokenizer.tokenize("ab  12") == ["ab", "ĠĠ", "1", "2"]
     ids = chat_ids(tokenizer, "ab")
-    assert (ids[0], ids[-1], eos) == (1, 2, (2,))
+    assert (ids[0], ids[-1], eos) == (1, 2, (2, 0))
     assert tokenizer.decode(ids) == "<|im_start|>ab<|im_end|>"
     undeclared = byte_level_but("eos_token_id", 0)  # the end of an answer is known by its name
     assert specjax.load(write(tmp_path / "n.gguf", tokenizer=undeclared)).eos == (0, 2)

@@ -218,6 +218,7 @@ REFUSED_CONFIGS = [
     ("eagle", {"vocab_size": 60}, "a target of vocab_size 60, but this one has 61; give a head "),
     ("eagle", {"draft_vocab_size": 32}, "describes an EAGLE-3 head; give an EAGLE, EAGLE-2 or HA"),
     ("eagle", {"architectures": ["LlamaForCausalLMEagle3"]}, "describes an EAGLE-3 head"),
+    ("eagle3", {"norm_before_residual": True}, "norm_before_residual is not supported"),
     ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head of 2 layers is not supported"),
     ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 1]}, "cannot read the target's layers (1"),
     ("eagle", {"model_type": "falcon"}, ": model_type 'falcon' is not supported"),

@@ -25,6 +25,7 @@ LARGE = 10**8
         ("gpu", "7.5", False, LARGE, "float16"),
         ("gpu", "8.0", False, LARGE, "bfloat16"),
         ("gpu", None, False, LARGE, "bfloat16"),
+        ("gpu", "gfx942", False, LARGE, "bfloat16"),
         ("tpu", None, False, LARGE, "bfloat16"),
     ],
 )

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specjax import pocket
-from specjax.core.chat import TRAINING_DAY, VICUNA, chat_ids
+from specjax.core.chat import FIXED_DAY, VICUNA, chat_ids
 from specjax.core.errors import SpecjaxError
 from specjax.data.conversations import Conversation, Turn
 from specjax.training.examples import Example, tokenize, tokenize_all
@@ -228,4 +228,4 @@ def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day(
     tokenizer = AutoTokenizer.from_pretrained(pocket_tokenizer.name_or_path)
     tokenizer.chat_template = template
     text = tokenizer.decode(tokenize(talk("Hi", "Hello"), tokenizer, 100).tokens)
-    assert text.startswith(f"{TRAINING_DAY}: ")
+    assert text.startswith(f"{FIXED_DAY}: ")

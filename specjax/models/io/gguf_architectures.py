@@ -37,8 +37,8 @@ MORE_FIELDS = {  # of other architectures
     "rope.freq_base_swa": "rope_local_base_freq",
 }
 WITHOUT_EFFECT = ("rope.scaling.finetuned", "tensor_data_layout")
-# The ends of an answer, which many files do not declare and llama.cpp knows by name.
-ANSWER_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# The ends of a text, which many files do not declare and llama.cpp knows by name.
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 ROPE_DIVISORS = "rope_freqs.weight"  # Llama 3.1's scaling: one divisor per rotary frequency
 LONG_ROPE = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
 # Layers of the largest models, whose heads are scaled differently.
@@ -123,7 +123,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> Tran
         raise SpecjaxError(f"{name}.attention.causal = False is not supported; use another model")
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     ends = [metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    ends += [token for token, text in enumerate(tokens) if text in ANSWER_ENDS]
+    ends += [token for token, text in enumerate(tokens) if text in ENDS]
     values = {
         "vocab_size": len(tokens),
         "model_type": architecture.model_type,

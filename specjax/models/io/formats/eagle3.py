@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.core.errors import warn
+from specjax.core.errors import SpecjaxError, warn
 from specjax.models.config import TransformerConfig
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specjax.models.heads.layered import DRAFT_TOKENS
@@ -43,6 +43,8 @@ def _config(
     taps = tuple(values.get(TAPS) or counted or default_taps(target))
     tap_norm = "joined" if has(shapes, r"input_norm\.weight") else "none"
     tap_norm = "each" if has(shapes, r"fc_norm\.0\.weight") else tap_norm
+    if values.get("norm_before_residual"):  # which no tensor shows
+        raise SpecjaxError("norm_before_residual is not supported; use a head without it")
     norm_output = bool(values.get(NORM_OUTPUT, nested.get(NORM_OUTPUT)))
     if norm_output and ABOUT not in values:
         warn(
