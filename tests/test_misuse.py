@@ -74,6 +74,9 @@ MISUSES = {
     "drafter of a name": lambda: specjax.load_drafter("pld", "pocket"),
     "width float": lambda: specjax.load("pocket", padded_width=1.5),
     "stop numbers": lambda: text("import os", stop=[1]),
+    "stop number": lambda: text("import os", stop=5),
+    "choices once": lambda: text("import os", choices=(word for word in ("yes", "no"))),
+    "regex bytes": lambda: text("import os", regex=b"yes"),
 }
 for name, misuse in MISUSES.items():
     try:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import cached_property, update_wrapper, wraps
 from types import MethodType
 from typing import Any
 
@@ -36,6 +36,7 @@ class jit_loops:
     def __init__(self, function: Callable, **settings: Any):
         self.function, self.settings = function, settings
         self._nested = jax.jit(function, **settings)
+        update_wrapper(self, function)
 
     @cached_property
     def _alone(self) -> Any:
@@ -52,6 +53,8 @@ class jit_loops:
         return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python and JAX ask for what there may not be
+            raise AttributeError(name)
         return with_default_types(getattr(self._alone, name))
 
 

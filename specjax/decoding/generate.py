@@ -88,7 +88,7 @@ def stream_states(
     """Yields all new tokens so far and the state, which the next step donates."""
     is_done, max_rounds = False, 0
     while not is_done:
-        max_rounds += rounds_per_call
+        max_rounds = min(max_rounds + rounds_per_call, engine.max_new_tokens)
         state = engine.run(params, state, max_rounds)
         generation, is_done = engine.generation(state), bool(np.asarray(state.is_done).all())
         generation.check()

@@ -39,10 +39,13 @@ def load_grammar(
         raise SpecjaxError(f"{target.name} has no EOS token, which ends a text with a grammar")
     if json_schema is not None:
         regex = schema_regex(json_schema)
-    elif regex is None:
+    elif regex is not None:
+        check_type("regex", regex, str, "a text")
+    else:
+        check_type("choices", choices, (list, tuple), "a list of texts")
         if not choices:
             raise SpecjaxError("choices is empty; pass at least one text")
-        if isinstance(choices, str) or not all(isinstance(text, str) for text in choices):
+        if not all(isinstance(text, str) for text in choices):
             raise SpecjaxError(f"choices must be a list of texts, got {choices!r}")
         regex = "|".join(map(literal, choices))
     tokenizer = target.require_tokenizer()

@@ -120,6 +120,7 @@ def stream_text(
     target = target if isinstance(target, LoadedTarget) else load(target)
     tokenizer = target.require_tokenizer()
     drafter = load_drafter(method, target) if isinstance(method, str) else method
+    check_type("stop", stop, (str, Iterable, type(None)), "a text, or a list of texts")
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if not all(isinstance(text, str) and text for text in stops):
         raise SpecjaxError(f"stop must hold texts that are not empty, got {stop!r}")
@@ -163,7 +164,7 @@ def _with_settings(sampling: Sampling, settings: dict[str, Any], tokenizer: Any)
             f"{unknown[0]} is not an option of generate_text; sampling has {', '.join(names)}"
         )
     if "bad_words" in settings:
-        words: Any = settings["bad_words"]
+        words: Any = settings["bad_words"] or ()
         words = [words] if isinstance(words, (str, int)) else list(words)
         for word in words:
             check_type("a word in bad_words", word, Iterable, "a text, or a list of token ids")

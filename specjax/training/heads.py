@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specjax import __version__
 from specjax.core.errors import SpecjaxError, check_ids
+from specjax.core.files import expand_user
 from specjax.core.memory import check_fits, device_bytes
 from specjax.models.fingerprint import FrozenModel
 from specjax.models.heads.layered import DRAFT_TOKENS
@@ -49,7 +50,7 @@ def train_head(
     target: FrozenModel,
     examples: Sequence[Example],
     settings: HeadSettings,
-    out: Path,
+    out: str | Path,
     *,
     start: Any = None,
     evaluation: Evaluation | None = None,
@@ -61,6 +62,7 @@ def train_head(
     of the `evaluation`; without one they are the last.
     """
     check_trainable(head, target)
+    out = expand_user(out)
     for number, example in enumerate(examples, start=1):
         check_ids(f"example {number}", example.tokens, head.config.vocab_size)
     # The draft vocabulary is fixed during training.
@@ -99,6 +101,7 @@ def train_head(
         title=f"training {settings.method}",
         advice=MEMORY_ADVICE,
     )
+    best = trained.best_params | fixed
     if not (out / HEAD).exists():
         about = {
             "method": settings.method,
@@ -108,10 +111,9 @@ def train_head(
             "recipe": config,
             "specjax_version": __version__,
         }
-        best = trained.best_params | fixed
         models = {"target": target.model.config, "target_params": target.params}
         save_head(out / HEAD, format, head, best, "float32", **models, about=about)
-    return trained
+    return replace(trained, params=trained.params | fixed, best_params=best)
 
 
 def check_trainable(head: Any, target: FrozenModel) -> None:

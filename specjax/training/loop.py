@@ -140,7 +140,8 @@ def train(
                     run.save(step + 1, state, batches, score)
                 if stopped_by and step + 1 < options.total_steps:
                     run.wait()
-                    raise Stopped(stopped_by, f"stopped after step {step + 1}, which is saved")
+                    kept = ", which is saved" if run.checkpoints else ""
+                    raise Stopped(stopped_by, f"stopped after step {step + 1}{kept}")
         best = run.best(state) or (options.total_steps, None, state)
         return Trained(state["params"], best[2]["params"], best[0], best[1])
 

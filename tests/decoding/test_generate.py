@@ -59,6 +59,14 @@ def test_one_program_that_users_jit_serves_all_prompts_of_a_bucket_and_all_numbe
         generate(from_ids([[1] * 40] * BATCH, bucket=32))
 
 
+def test_the_parts_of_a_run_can_be_traced():
+    model, params = target()
+    engine = Engine(model, PromptLookup(), max_new_tokens=24)
+    state = jax.eval_shape(engine.prefill, Params(params), prompt(), KEY)
+    state = jax.eval_shape(engine.run, Params(params), state, 4)
+    assert jax.eval_shape(engine.generation, state).tokens.shape == (BATCH, 24)
+
+
 @pytest.mark.parametrize("prompt_length, padded", [(64, 64), (128, 128), (192, 256)])
 def test_slots_are_those_of_text_and_round_each_rounded_up(prompt_length, padded):
     engine = Engine(target()[0], PromptLookup(num_tokens=10), max_new_tokens=100)

@@ -176,6 +176,7 @@ def test_ids_outside_the_vocabulary_are_rejected_where_they_are_known():
     check = partial(Retrieval().check, MODEL)
     check(params(build([[1, 39]], 40)))
     wrong = params(build([[1, 40], [7]], 50))
-    with pytest.raises(SpecjaxError, match=r"token id 40, outside the target's vocabulary of 40;"):
-        check(wrong)
+    for run in (lambda: check(wrong), jax.jit(lambda: check(wrong))):
+        with pytest.raises(SpecjaxError, match=r"id 40, outside the target's vocabulary of 40;"):
+            run()
     jax.jit(lambda arrays: check(arrays))(wrong)  # traced: taken on trust

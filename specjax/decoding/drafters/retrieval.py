@@ -78,7 +78,8 @@ class Retrieval(Drafter):
         tokens, suffixes = params["tokens"], params["suffixes"]
         if isinstance(tokens, Tracer) or isinstance(suffixes, Tracer):
             return
-        largest = int(tokens[suffixes[-1]])  # suffixes are sorted
+        with jax.ensure_compile_time_eval():  # they may be constants of an outer program
+            largest = int(tokens[suffixes[-1]])  # suffixes are sorted
         if largest >= target.config.vocab_size:
             raise SpecjaxError(
                 f"the datastore holds token id {largest}, outside the target's vocabulary of "
