@@ -286,7 +286,7 @@ def peer_table(figures: Figures) -> str:
     plain, fastest = (figures.row(method)["tokens_per_second"] for method in (PLAIN, best))
     ours = f"**specjax** ({figures.about['dtype']})"
     rows.append([ours, f"**{plain:.0f}**", f"**{fastest:.0f}** (`{best}`)"])
-    return table(["", "plain decoding", "best with drafts"], rows)
+    return table(["", "plain decoding", "with drafts"], rows)
 
 
 def curve_table(figures: Figures) -> str:

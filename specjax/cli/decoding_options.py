@@ -107,7 +107,7 @@ class DecodingOptions(MethodOptions):
     ignore_eos: bool = False
     """Ignore EOS and generate up to --max-new-tokens; not with a grammar."""
     min_p: float = setting(0.0, at_least=0, at_most=1)
-    """Sample only from tokens at least this fraction as likely as the most likely one."""
+    """Sample only from tokens with at least this fraction of the highest probability."""
     repetition_penalty: float = setting(1.0, above=0)
     """Divide positive logits of tokens already in prompt or output by this, and multiply negative
     ones."""
@@ -118,7 +118,8 @@ class DecodingOptions(MethodOptions):
     logit_bias: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="ID=X")] = ()
     """Add a number to the logit of a token id."""
     bad_words: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="TEXT")] = ()
-    """Ban the tokens of this text, with and without a space before; others may still spell it."""
+    """Ban the tokens of this text, with and without a space in front; other tokens may still spell
+    it."""
     min_new_tokens: int = setting(0, at_least=0)
     """Ban EOS for this many new tokens."""
     json_schema: Annotated[Path | None, arg(metavar="FILE")] = None

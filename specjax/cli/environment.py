@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any
 
 from specjax.core.errors import USER_ERROR, SpecjaxError, warn
@@ -38,9 +38,8 @@ def use_compilation_cache() -> None:
     except (RuntimeError, AssertionError) as error:
         platforms = os.environ.get("JAX_PLATFORMS")
         reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
-        cause, advice = f" for JAX_PLATFORMS={platforms}", "unset it, or "
-        if not platforms:
-            cause = advice = ""
+        cause = f" for JAX_PLATFORMS={platforms}" if platforms else ""
+        advice = "unset it, or " if platforms else ""
         raise SpecjaxError(
             f"JAX finds no device{cause}{reason}; {advice}install JAX for your device: "
             "pip install 'jax[cuda12]' or 'jax[tpu]'"
@@ -98,5 +97,6 @@ def distributed(processes: str | None) -> Iterator[None]:
         if not isinstance(error, SpecjaxError):
             reason = f"this or another process failed ({reason}); start all again with --resume"
         warn(reason)
-        sys.stdout.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
         os._exit(USER_ERROR)  # a normal exit would wait for the others

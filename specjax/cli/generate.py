@@ -106,11 +106,12 @@ class Generate(DecodingOptions):
         for source in sources:
             with errors_at(source.place):
                 ids += tokenize(source, target).ids
-        bucket, requests = padded_length(ids), []
-        for source, tokens in zip(sources, ids, strict=True):
-            requests.append(request_for(from_ids([tokens], bucket), source.is_chat))
+        bucket = padded_length(ids)
+        prompts = [from_ids([tokens], bucket) for tokens in ids]
+        requests = list(map(request_for, prompts, [source.is_chat for source in sources]))
+        for source, request in zip(sources, requests, strict=True):
             with errors_at(source.place):
-                requests[-1].check()
+                request.check()
         with output.busy("compiling"):
             seconds = requests[0].compile()
         for number, (source, request) in enumerate(zip(sources, requests, strict=True), 1):

@@ -240,7 +240,8 @@ class TrainHead(TargetOptions):
         shape, requested = shape_of(head), shape_of(new_head)
         for name in shape | requested:  # a shape lacks a draft vocabulary of all tokens
             value, wanted = shape.get(name, 0), requested.get(name, 0)
-            if value != wanted and (name, value) != ("fc_bias", True):  # as EAGLE's authors release
+            keeps_bias = name == "fc_bias" and value  # EAGLE's authors release heads with one
+            if value != wanted and not keeps_bias:
                 flag = self.training.flags.get(name, f"--{name.replace('_', '-')}")
                 raise SpecjaxError(
                     f"{self.start} has {name} {value}, but the options request {wanted}; "

@@ -22,7 +22,7 @@ BEFORE_AMPERE = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 
 def is_before_ampere() -> bool:
-    """Whether the default device, a GPU, is one of NVIDIA's before Ampere."""
+    """Whether the default device is an NVIDIA GPU older than Ampere."""
     capability = getattr(jax.devices()[0], "compute_capability", None)  # AMD's are names
     return re.match(r"[1-7]\.", str(capability)) is not None
 
@@ -53,7 +53,7 @@ class jit_loops:
         return self if instance is None else MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python and JAX ask for what there may not be
+        if name.startswith("__"):  # Python and JAX probe for optional methods
             raise AttributeError(name)
         return with_default_types(getattr(self._alone, name))
 

@@ -67,7 +67,7 @@ class Bounds:
         return is_finite and not self.is_huge(value) and is_within
 
     def is_huge(self, value: Any) -> bool:
-        """Whether a whole number without an upper bound exceeds a signed 32-bit integer."""
+        """Whether a whole number without an upper bound is above those of 32 bits."""
         has_limit = self.choices or self.at_most or self.below
         return isinstance(value, Integral) and not has_limit and int(value) > MAX_WHOLE
 

@@ -156,7 +156,7 @@ class Engine:
         target and drafter; None starts from nothing. It is not donated, so it may be resumed
         several times.
         """
-        check_request(params.target, prompt, self.target, 1)
+        check_request(params.target, prompt, self.target, 1)  # fewer than asked for may fit
         taps, (batch, prompt_length) = self.drafter.taps.hidden_layers, prompt.tokens.shape
         slots, room = self.num_slots(prompt_length), whole_chunks(prompt_length) + PREFILL_CHUNK
         if state is None:

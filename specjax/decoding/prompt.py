@@ -69,7 +69,7 @@ def _array_of(number: int, tokens: Sequence[int]) -> np.ndarray:
     try:
         array = np.asarray(tokens)
     except ValueError:  # lists of different lengths
-        array = np.empty(1, object)
+        array = np.empty(1, object)  # which is rejected below
     if array.size == 0:
         raise SpecjaxError(f"prompt {number} is empty; give at least 2 tokens")
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -33,7 +33,8 @@ from specjax.decoding.tree import DraftTree
 
 # Streams of `rejection` noise: for the drafter, for acceptance, for the bonus.
 DRAFT, ACCEPT, BONUS = 0, 1, 2
-# Beyond these, a temperature or its reciprocal would be 0 or infinite in float32.
+# Within these a temperature and its reciprocal are normal numbers of float32, in which a scale of 0
+# would turn -inf into NaN.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e37
 MIN_TOP_P = 1e-30  # smaller values underflow; keep the most likely token only
 MAX_BIAS = 1e30  # far from where float32 ends

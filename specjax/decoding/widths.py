@@ -38,7 +38,7 @@ def compiled_widths(drafter: Drafter, target: Target, params: Any) -> list[int]:
         if jnp.finfo(target.dtype(params)).bits == 16 and not has_packed(params):
             widths = widths[:2][-1:]
     if has_native_layers(params, target.config.head_dim) and not drafter.num_probes:
-        # Kernels skip the padding of a pass, so a narrower one saves its verification alone.
+        # Kernels skip the padding of a pass, so a narrower pass saves only its verification.
         widths = [width for width in widths if 4 * width <= drafter.num_nodes]
     return [*(width for width in widths if width < drafter.num_nodes), drafter.num_nodes]
 

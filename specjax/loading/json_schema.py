@@ -6,7 +6,7 @@ JSON writers put one. Each keyword that the expression would not follow is an er
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -117,7 +117,7 @@ class _Reader:
         readers = {"string": self._string, "array": self._array, "object": self._object}
         return f"({'|'.join(SCALARS.get(n) or readers[n](used, place) for n in types)})"
 
-    def _check_keywords(self, used: Mapping, known: set[str], place: str) -> None:
+    def _check_keywords(self, used: Iterable[str], known: set[str], place: str) -> None:
         for keyword in used:
             if keyword not in known:
                 raise _error(place, f"{keyword!r} is not supported beside {sorted(known)}")
@@ -179,7 +179,7 @@ class _Reader:
 
     def _array(self, used: Mapping[str, Any], place: str) -> str:
         if "prefixItems" in used:
-            keys = {key: used[key] for key in used.keys() & KEYWORDS["array"]}
+            keys = [key for key in used if key in KEYWORDS["array"]]
             self._check_keywords(keys, {"prefixItems"}, place)
             items = _checked(used["prefixItems"], list, place)
             items = [self.regex(item, f"{place}/prefixItems/{n}") for n, item in enumerate(items)]

@@ -96,5 +96,5 @@ def load_successors(target: LoadedTarget, count: int) -> Successors:
     try:
         write_whole(cache_folder() / file, save(arrays))
     except SpecjaxError as error:
-        warn(f"the successors of tokens cannot be kept, so the next run computes them too: {error}")
+        warn(f"the successors of tokens cannot be kept and are computed again next time: {error}")
     return target.place(computed)

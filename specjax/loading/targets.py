@@ -33,7 +33,7 @@ from specjax.models.transformer import Transformer
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # any one of these is enough
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that read a tokenizer.json
-GENERIC_MODELS = ("llama", "smollm3")  # where transformers trusts a config that names one of them
+GENERIC_MODELS = ("llama", "smollm3")  # whose tokenizer_class AutoTokenizer takes as it is
 
 
 @dataclass(frozen=True, eq=False)

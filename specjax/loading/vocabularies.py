@@ -112,7 +112,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
             f"the tokenizer of {tokenizer.name_or_path} is neither byte-level nor SentencePiece's, "
             "so the bytes of its tokens are unknown; use a model with such a tokenizer"
         )
-    spelt = _piece if SPACE_SIGN in kind else str.encode  # decoders read added tokens too
+    spelt = _piece if SPACE_SIGN in kind else str.encode  # its decoder reads added tokens
     texts |= {token: spelt(entry.content) for token, entry in added.items() if not entry.special}
     return texts
 

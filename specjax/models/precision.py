@@ -34,8 +34,8 @@ def default_dtype(num_params: int, is_packed: bool) -> jnp.dtype:
         is_alone = jax.process_count() == 1  # several must make the same choice
         is_faster = is_alone and not is_small and (is_packed or _bfloat16_is_faster())
         return jnp.dtype("bfloat16" if is_faster else "float32")
-    is_old = platform == "gpu" and is_before_ampere()  # computes bfloat16 in float32
-    return jnp.dtype("float16" if is_old else "bfloat16")
+    # Older GPUs compute bfloat16 in float32.
+    return jnp.dtype("float16" if is_before_ampere() else "bfloat16")
 
 
 def cache_dtype(is_packed: bool) -> jnp.dtype | None:

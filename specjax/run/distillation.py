@@ -97,7 +97,7 @@ def distill(
         **_model(target),
         "longest": longest,
         "seed": seed,
-        "prompts": hashlib.sha256(records.encode()).hexdigest()[:16],
+        "prompts": _digest(records),
     }
 
     def produce(numbers: Sequence[int]) -> Numbered:
@@ -163,10 +163,15 @@ def opening_of_question(target: LoadedTarget) -> tuple[int, ...]:
     return ids
 
 
-def _model(target: LoadedTarget) -> dict[str, Any]:
+def _model(target: LoadedTarget) -> dict[str, str]:
     """Returns what decides a target's texts."""
     model, template = fingerprint(target.config, target.params), target.tokenizer.chat_template
-    return {"target": model, "dtype": target.dtype_name, "chat_template": template}
+    names = {"target": model, "dtype": target.dtype_name}
+    return names | {"chat_template": _digest(json.dumps(template))}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _complete(

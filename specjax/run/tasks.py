@@ -83,7 +83,7 @@ def token_ids(task: Task, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[
     `answers` are the assistant's to the earlier turns of a chat.
     """
     if task.is_chat:
-        return chat_ids(tokenizer, task.messages(answers), FIXED_DAY)
+        return chat_ids(tokenizer, task.messages(answers), today=FIXED_DAY)
     if task.is_opening:
         return opening_ids(tokenizer, task.text)
     return tuple(tokenizer(task.text)["input_ids"])

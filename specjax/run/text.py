@@ -164,7 +164,7 @@ def _with_settings(sampling: Sampling, settings: dict[str, Any], tokenizer: Any)
             f"{unknown[0]} is not an option of generate_text; sampling has {', '.join(names)}"
         )
     if "bad_words" in settings:
-        words: Any = settings["bad_words"] or ()
+        words: Any = () if settings["bad_words"] is None else settings["bad_words"]
         words = [words] if isinstance(words, (str, int)) else list(words)
         for word in words:
             check_type("a word in bad_words", word, Iterable, "a text, or a list of token ids")

@@ -53,7 +53,7 @@ def make_app(worker: Worker, api_key: str | None = None, host: str = "127.0.0.1"
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _body(request)
         except TimeoutError:
-            problem = f"the request's body took longer than {BODY_SECONDS} s"
+            problem = f"the request's body took longer than {BODY_SECONDS:g} s"
             return _error(408, problem, {"connection": "close"})
         except ClientDisconnect:
             return Response(status_code=499)  # the client is gone
