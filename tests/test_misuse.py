@@ -35,6 +35,7 @@ MISUSES = {
     "encode bytes": lambda: specjax.encode(target.tokenizer, b"ab"),
     "encode numbers": lambda: specjax.encode(target.tokenizer, [1, 2]),
     "encode surrogates": lambda: specjax.encode(target.tokenizer, ["a\\ud800"]),
+    "ids nested": lambda: specjax.from_ids([[1, [2]]]),
     "ids bucket": lambda: specjax.from_ids([[1, 2]], bucket=0),
     "prompt of floats": lambda: run(Prompt(tokens.astype(jnp.float32), length)),
     "empty batch": lambda: run(Prompt(tokens[:0], length[:0])),

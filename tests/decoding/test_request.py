@@ -119,7 +119,6 @@ ENCODE = partial(encode, lambda text: {"input_ids": [1, *map(len, text.split())]
     [
         (from_ids, [], "no prompts given"),
         (from_ids, [[1, 2], []], "prompt 1 is empty; give at least 2 tokens"),
-        (from_ids, [[1, [2]]], "prompt 0 is not a list of whole numbers"),
         (from_ids, [[1, -(2**63)]], "prompt 0 holds -9223372036854775808, beyond any vocabulary"),
         (ENCODE, "a text", "takes a list of texts; wrap the single text in"),
         (ENCODE, ["a text", ""], "prompt 1 is empty; write some text"),
