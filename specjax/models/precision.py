@@ -66,7 +66,8 @@ def cheap_rows(config: TransformerConfig) -> int:
     if not is_available() or jax.process_count() > 1:  # several must make the same choice
         return ROWS
     num_weights = 3 * config.num_hidden_layers * config.hidden_size * config.intermediate_size
-    return 4 if 4 * num_weights < MIN_BYTES else _timed_rows()
+    with jax.ensure_compile_time_eval():  # drafters may be made while a program is traced
+        return 4 if 4 * num_weights < MIN_BYTES else _timed_rows()
 
 
 @cache
