@@ -32,6 +32,13 @@ engine = specjax.Engine(target.model, drafter, max_new_tokens=4, eos=[2, 2])
 tokens, length = prompt.tokens, prompt.length
 MISUSES = {
     "encode none": lambda: specjax.encode(target.tokenizer, None),
+    "encode without a tokenizer": lambda: specjax.encode(None, ["import os"]),
+    "chat without a tokenizer": lambda: specjax.chat_ids(target, "import os"),
+    "resume old": lambda: engine.resume(params, None, prompt, np.zeros(2, np.uint32)),
+    "prefill batch": lambda: engine.prefill(params, prompt, jax.random.split(key, 2)),
+    "seed text": lambda: text("import os", seed="5"),
+    "rounds of a text": lambda: text("import os", rounds_per_call=8),
+    "part drafter": lambda: specjax.load_drafter("hybrid", target, copy=drafter),
     "encode bytes": lambda: specjax.encode(target.tokenizer, b"ab"),
     "encode numbers": lambda: specjax.encode(target.tokenizer, [1, 2]),
     "encode surrogates": lambda: specjax.encode(target.tokenizer, ["a\\ud800"]),

@@ -26,7 +26,7 @@ class Library(NamedTuple):
 
 
 PEERS = {
-    "transformers": Library(transformers.make, {"torch": "torch"}),
+    "transformers": Library(transformers.make, {"torch": "torch"}, transformers.check),
     "llama.cpp": Library(
         llamacpp.make,
         {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},

@@ -9,13 +9,20 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax import LoadedTarget
+from specjax import LoadedTarget, SpecjaxError
 from specjax.bench.measure import Contestant
 from specjax.core.provenance import num_cores
 from specjax.models.io.huggingface import save_transformer
+from specjax.models.quantize import has_quantized
 from specjax.run.runner import GeneratedText, Trial
 
 from .peer import PLD_TOKENS, Peer, Work, replayed, until_eos
+
+
+def check(target: LoadedTarget) -> None:
+    """Raises SpecjaxError for a target that cannot be written for transformers."""
+    if has_quantized(target.params):
+        raise SpecjaxError("--peers transformers takes no quantised target; leave out --quantize")
 
 
 def make(work: Work) -> list[Contestant]:

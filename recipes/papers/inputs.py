@@ -14,6 +14,7 @@ from specjax.loading.methods import METHODS
 from .options import RecipeOptions
 from .questions import draw, is_there, sources_of, write_tasks
 from .recipe import DataSet, Model, Part, Recipe, shared_data, shared_models
+from .variants import needs_tuning
 
 TRIAL = 10  # conversations that a head learns, and training prompts, for each of --limit
 
@@ -56,7 +57,9 @@ class Inputs:
 
     def missing(self, title: str) -> DataSet | None:
         """Returns data that a column needs and that cannot be read; None if all is there."""
-        names = self.recipe.data[title], *self.recipe.training.get(title, ())
+        trains = self.recipe.measure == "classifier" or needs_tuning(self.recipe.methods)
+        training = self.recipe.training.get(title, ()) if trains else ()
+        names = self.recipe.data[title], *training
         needed = map(shared_data().__getitem__, names)
         return next((data for data in needed if not is_there(data, self.options.data)), None)
 

@@ -17,7 +17,7 @@ class RecipeOptions:
     """The recipe, such as pld-plus-table-1."""
     target: str | None = None
     """A target in place of the paper's: pocket, a folder, a GGUF file, or a hub id. It
-    replaces one model, and what is tuned for it replaces the published layer and draft length."""
+    replaces one model; its tuned or default layer replaces the published one."""
     model: str = ""
     """Run only this model of the recipe, such as vicuna-7b."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()

@@ -60,6 +60,8 @@ def runs_of(samples: Samples, method: str, on: Sequence[str], temperature: float
             f"there are no runs of {method} on {', '.join(on)} at temperature {temperature:g}; run "
             "the command again"
         )
+    if len({(run.trial, run.batch[0].kind) for run in runs}) < len(runs):
+        raise SpecjaxError(f"{method} was measured twice on the same questions; delete the results")
     return runs
 
 

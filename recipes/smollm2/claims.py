@@ -2,8 +2,8 @@
 
     python -m recipes.smollm2.claims --target TARGET --data FOLDER --out FOLDER [--runs FOLDER]
 
-`claims.toml` lists the tables and the claims. The data folder is that of `specjax reproduce`, and
-columns without data are left out. The command takes two hours on two cores, and goes on where it
+`claims.toml` lists the tables and the claims. The data folder is that of `specjax reproduce`, with
+the data of all tables. The command takes two hours on two cores, and goes on where it
 was interrupted. At the end it writes docs/results/papers.json and, from it, the table of
 docs/results/papers.md. Without options it only writes the latter again.
 """
@@ -70,7 +70,8 @@ class Options:
         if self.target:
             for name in TABLES:
                 self._reproduce(name)
-            write_whole(RESULTS, json.dumps(decided(expand_user(self.out)), indent=1).encode())
+            results = decided(expand_user(self.out), self.target)
+            write_whole(RESULTS, json.dumps(results, indent=1).encode())
         write_whole(PAGE, quoted(PAGE, table_of(read_json(RESULTS))).encode())
         print(f"written to {PAGE}")
 
@@ -89,9 +90,12 @@ class Options:
             raise SpecjaxError(f"{name} did not end; run the same command again")
 
 
-def decided(out: Path) -> dict[str, Any]:
-    """Returns all claims with our figures, from the folder of `specjax reproduce`."""
+def decided(out: Path, target: str) -> dict[str, Any]:
+    """Returns all claims with the figures of a target, from the folder of `specjax reproduce`."""
     folders = {path.parent: read_json(path) for path in sorted(out.glob("bench/*/run.json"))}
+    folders = {path: about for path, about in folders.items() if about["target"] == target}
+    if not folders:
+        raise SpecjaxError(f"{out}/bench has no benchmark of {target}; run the command again")
     revisions = {about["revision"] for about in folders.values()}
     if len(revisions) != 1:
         raise SpecjaxError(f"{out}/bench holds revisions {sorted(revisions)}, not one; delete it")
@@ -125,7 +129,10 @@ def _samples(folders: Iterable[Path]) -> Samples:
 
 def _prediction(folder: Path, model: str) -> Finding:
     """Compares a classifier's F1 with that of a fixed draft length."""
-    scores = load_classifier(next(folder.glob(f"{model}-*"))).scores
+    found = [*folder.glob(f"{model}-*")]
+    if len(found) != 1:
+        raise SpecjaxError(f"{folder} has {len(found)} classifiers of {model}, not one; delete it")
+    scores = load_classifier(found[0]).scores
     first, second = (100 * scores[name] for name in ("f1", "static_f1"))
     ratio = first / second
     spread = Spread(ratio, ratio * (1 - MARGIN), ratio * (1 + MARGIN))

@@ -93,6 +93,8 @@ class Options:
 
     def measured(self) -> dict[str, Any]:
         """Measures what is missing, and returns all figures."""
+        if Path(self.target).suffix != ".gguf":
+            raise SpecjaxError("--target must be the GGUF file, which llama.cpp reads as well")
         use_compilation_cache()
         folder = RunFolder(expand_user(self.out), "results.json")
         with folder.lock():

@@ -2,7 +2,7 @@
 
     python -m recipes.smollm2.texts --target TARGET --out FOLDER [--data FOLDER_OF_PROMPTS]
 
-Most questions are the target's own. A folder of prompts may hold `alpaca_en_demo.json`,
+Most questions are the target's own. A folder of prompts holds `alpaca_en_demo.json`,
 `conversations.json`, `gsm8k_train.jsonl` and `mbpp.jsonl`; only their questions are read, and of
 MBPP only the training part. Interrupted, the same command goes on. The texts are in
 FOLDER/texts.jsonl, which `specjax train --data` reads.

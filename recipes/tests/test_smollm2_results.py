@@ -165,21 +165,22 @@ def test_a_claim_is_decided_by_the_benchmarks_of_its_table(tmp_path, monkeypatch
         assert samples == {"T": ["first", "second"]} and temperature == 0
         return f"{method} on {on[0]}"
 
-    for name in ("first", "second"):
+    for name, target in (("first", "T"), ("second", "T"), ("third", "pocket")):
         (tmp_path / "bench" / name).mkdir(parents=True)
         about = {"revision": "abc", "command": "specjax reproduce hass-table-1 --runs 1"}
+        about["target"] = target
         (tmp_path / "bench" / name / "run.json").write_text(json.dumps(about))
     table = {"claims": [["more", "accepted", ["HASS", "theta 0.5"], "1.12", {"bar": 0.9}]]}
     monkeypatch.setattr(claims, "TABLES", {"hass-table-1": table})
     monkeypatch.setattr(claims, "CHECKS", {"accepted": check})
     monkeypatch.setattr(claims, "runs_of", runs_of)
     monkeypatch.setattr(claims, "read_samples", lambda folder: {"T": [folder.name]})
-    [row] = claims.decided(tmp_path)["claims"]
+    [row] = claims.decided(tmp_path, "T")["claims"]
     ours = "('HASS on MT-bench', 'theta 0·5 on MT-bench'), 0.9"
     assert (row["ours"], row["verdict"]) == (ours, "holds")
-    (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other"}')
+    (tmp_path / "bench" / "second" / "run.json").write_text('{"revision": "other", "target": "T"}')
     with pytest.raises(SpecjaxError, match=r"holds revisions \['abc', 'other'\]"):
-        claims.decided(tmp_path)
+        claims.decided(tmp_path, "T")
 
 
 def test_a_page_without_marks_is_named(tmp_path):

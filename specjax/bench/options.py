@@ -190,7 +190,10 @@ def variants_for(
 
 
 def default_methods(model: "Target", has_parts: bool = False) -> list[str]:
-    """Returns the methods that need no params; with `has_parts`, as pocket has, all of them."""
+    """Returns the methods that need no params; with `has_parts`, as pocket has, all methods.
+
+    `grammar` is left out, since it drafts nothing without one.
+    """
     from specjax.loading.methods import METHODS
 
     names = []
@@ -199,4 +202,4 @@ def default_methods(model: "Target", has_parts: bool = False) -> list[str]:
             if not has_parts:
                 METHODS.make(name, model.config, {}).check(model, None)
             names.append(name)
-    return names
+    return [name for name in names if name != "grammar"]

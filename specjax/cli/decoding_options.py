@@ -108,7 +108,7 @@ class DecodingOptions(MethodOptions):
     """Ignore EOS and generate up to --max-new-tokens; not with a grammar."""
     min_p: float = setting(0.0, at_least=0, at_most=1)
     """Sample only from tokens with at least this fraction of the highest probability."""
-    repetition_penalty: float = setting(1.0, above=0)
+    repetition_penalty: float = setting(1.0, at_least=0.001, at_most=1000)
     """Divide positive logits of tokens already in prompt or output by this, and multiply negative
     ones."""
     presence_penalty: float = setting(0.0, at_least=-2, at_most=2)

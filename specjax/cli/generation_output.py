@@ -77,13 +77,13 @@ class GenerateOutput:
         )
 
     def warn(self, results: Sequence[TimedText]) -> None:
-        """Warns if a text is not lossless, or ended before its grammar."""
+        """Warns if a text is not lossless, or may have ended before its grammar."""
         if any(result.is_lossy for result in results):
             self.notes.print(LOSSY, style="bold red")
         result = results[0]
         has_grammar = Grammar() in result.request.engine.sampling.processors
         if has_grammar and result.finish_reason == "length":
-            problem = "the text ended before its grammar did; raise --max-new-tokens"
+            problem = "the text may have ended before its grammar; raise --max-new-tokens"
             self.notes.print(problem, style="bold red")
 
     def advise(self, results: Sequence[TimedText]) -> None:

@@ -73,7 +73,7 @@ class Methods:
         self, name: str, method: "Method", config: "TransformerConfig | None"
     ) -> dict[str, Any]:
         shown = config or _llama_2_7b()
-        fitted, on_cpu = method.fitted(shown), method.cpu_settings(shown)
+        fitted, on_cpu = method.fitted(shown, {}), method.on_cpu(2)
         meanings = field_texts(method.drafter)
         needs = method.needs
         if method.part and self.target == "pocket":

@@ -36,6 +36,15 @@ FIXED_DAY = "01 Jan 2025"  # so that a resumed run sees the same tokens
 Message = dict[str, str]  # "role": system, user or assistant, and "content"
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises SpecjaxError unless the tokenizer can be called; a target without one has None."""
+    if not callable(tokenizer):
+        raise SpecjaxError(
+            f"the tokenizer is of type {type(tokenizer).__name__}; pass target.tokenizer, or ids "
+            "if the target has none"
+        )
+
+
 def chat_ids(
     tokenizer: Any, chat: str | Sequence[Message], today: str | None = None
 ) -> tuple[int, ...]:
@@ -51,6 +60,7 @@ def chat_ids(
         raise SpecjaxError(
             "a chat is a text, or a list of messages such as {'role': 'user', 'content': 'Hi.'}"
         )
+    check_tokenizer(tokenizer)
     text = chat_text(tokenizer, messages, is_answer_next=True, today=today)
     check_characters("the chat", text)
     return tuple(encode_chat(tokenizer, text)["input_ids"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.stages import Lowered
 
@@ -20,16 +21,17 @@ GPU_ADVICE = ", or give JAX more of the GPU (XLA_PYTHON_CLIENT_MEM_FRACTION=0.95
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
-def device_bytes(tree: Any, is_packed: bool = True) -> int:
+def device_bytes(tree: Any, halves_int4: bool = True) -> int:
     """Returns the bytes of all leaves, arrays or shapes, that one device holds.
 
-    Packed int4 take half a byte; a CPU does not pack them.
+    With `halves_int4` it takes half a byte; in XLA's arrays on a CPU it takes a whole one.
     """
 
     def bytes_of(leaf: Any) -> int:
+        leaf = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
         sharding = getattr(leaf, "sharding", None)
         size = prod(leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
-        return size // 2 if is_packed and leaf.dtype == jnp.int4 else size * leaf.dtype.itemsize
+        return size // 2 if halves_int4 and leaf.dtype == jnp.int4 else size * leaf.dtype.itemsize
 
     return sum(map(bytes_of, jax.tree.leaves(tree)))
 

@@ -130,7 +130,7 @@ class EndingText:
         begun = (
             length
             for stop in self._stops
-            for length in range(1, len(stop))
+            for length in range(1, min(len(stop), len(self.text) + 1))
             if self.text.endswith(stop[:length])
         )
         return len(self.text) - max(begun, default=0)

@@ -61,11 +61,6 @@ class Conversation:
                 )
 
     @property
-    def size(self) -> int:
-        """The number of characters."""
-        return len(self.text) + sum(len(turn.text) for turn in self.turns)
-
-    @property
     def questions(self) -> tuple[str, ...]:
         """The user's turns: for self-distillation, where the target answers."""
         return tuple(turn.text for turn in self.turns if turn.role == USER)

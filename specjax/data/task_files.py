@@ -133,7 +133,7 @@ def _mbpp(name: str) -> Callable[[Fields], tuple[str, ...]]:
 
 
 def _alpaca(fields: Fields) -> tuple[str, ...]:
-    if fields["input"] == "":
+    if not fields["input"]:
         return filled(ALPACA, "instruction")(fields)
     return filled(ALPACA_WITH_INPUT, "instruction", "input")(fields)
 

@@ -30,7 +30,7 @@ from specjax.decoding.request import (
     check_request,
     end_tokens,
 )
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, SharedSampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
@@ -115,6 +115,17 @@ class Engine:
             raise SpecjaxError(
                 "Params.sampling needs coupled verification; pass the settings of per_sequence"
             )
+        if (values is None) == isinstance(self.sampling, SharedSampling):
+            raise SpecjaxError(
+                "Engine has the settings of per_sequence and Params.sampling not its values, or "
+                "the reverse; pass both"
+            )
+        bias, vocab_size = values and values.logit_bias, self.target.config.vocab_size
+        if bias is not None and bias.shape[1] != vocab_size:
+            raise SpecjaxError(
+                f"Params.sampling has biases for {bias.shape[1]} tokens, the target has "
+                f"{vocab_size}; pass that number to per_sequence"
+            )
         if batch > 1:
             check_batch(self.mesh, batch, "a batch of")
         if with_memory:
@@ -138,6 +149,7 @@ class Engine:
 
     def prefill(self, params: Params, prompt: Prompt, key: Key[Array, "..."]) -> LoopState:
         """Caches the prompt without its last token and makes the drafter's state; compiled."""
+        check_key(key, len(prompt.length))
         return _prefill(params, prompt, key, self._for_prefill)
 
     def resume(
@@ -156,7 +168,8 @@ class Engine:
         target and drafter; None starts from nothing. It is not donated, so it may be resumed
         several times.
         """
-        check_request(params.target, prompt, self.target, 1)  # fewer than asked for may fit
+        self.check(params, prompt, room=1, with_memory=False)  # fewer than asked for may fit
+        check_key(key, len(prompt.length))
         taps, (batch, prompt_length) = self.drafter.taps.hidden_layers, prompt.tokens.shape
         slots, room = self.num_slots(prompt_length), whole_chunks(prompt_length) + PREFILL_CHUNK
         if state is None:

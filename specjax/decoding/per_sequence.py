@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.processors import LogitBias
-from specjax.decoding.sampling import Sampling, SamplingValues
+from specjax.decoding.sampling import Sampling, SamplingValues, SharedSampling
 
 # Numbers that switch a control on in the program; the sequences' own are in SamplingValues.
 ON = {
@@ -27,7 +28,9 @@ FLOATS = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "fre
 OFF = {name: getattr(Sampling(), name) for name in (*ON, "top_k")}
 
 
-def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampling, SamplingValues]:
+def per_sequence(
+    samplings: Sequence[Sampling], vocab_size: int
+) -> tuple[SharedSampling, SamplingValues]:
     """Returns the settings of a batch, and the values for its sequences.
 
     Pass both: the settings are static and name the controls that any sequence switches on, the
@@ -58,7 +61,8 @@ def per_sequence(samplings: Sequence[Sampling], vocab_size: int) -> tuple[Sampli
         bias[number, list(pairs)] = list(pairs.values())
     log_min_p = [math.log(one.min_p) if one.min_p else -math.inf for one in samplings]
     values = {name: [getattr(one, name) for one in samplings] for name in FLOATS}
-    return replace(shared[0], **chosen, top_k=max(top_k) or None), SamplingValues(
+    settings: dict[str, Any] = {**vars(shared[0]), **chosen, "top_k": max(top_k) or None}
+    return SharedSampling(**settings), SamplingValues(
         **{name: jnp.asarray(numbers, jnp.float32) for name, numbers in values.items()},
         top_k=jnp.asarray(top_k, jnp.int32),
         log_min_p=jnp.asarray(log_min_p, jnp.float32),

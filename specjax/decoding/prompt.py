@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.core.chat import VICUNA, chat_ids
+from specjax.core.chat import chat_ids, check_tokenizer
 from specjax.core.errors import SpecjaxError, check_characters, check_whole
 from specjax.core.pytree import pytree
 
-__all__ = ["VICUNA", "Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
+__all__ = ["Prompt", "chat_ids", "encode", "from_ids", "padded_length"]
 
 BUCKET = 64  # prompts are padded to multiples of this, so that few lengths are compiled
 
@@ -94,4 +94,5 @@ def encode(tokenizer, texts: Sequence[str], bucket: int = BUCKET) -> Prompt:
             problem = "is not a string" if text else "is empty"
             raise SpecjaxError(f"prompt {number} {problem}; write some text")
         check_characters(f"prompt {number}", text)
+    check_tokenizer(tokenizer)
     return from_ids([tokenizer(text)["input_ids"] for text in texts], bucket)

@@ -10,11 +10,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.core.compilation import jit_loops
-from specjax.core.errors import check_type
+from specjax.core.errors import SpecjaxError, check_type
 from specjax.decoding.processors import Nodes
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_key, check_processors, check_request, end_tokens
-from specjax.decoding.sampling import Draw, Sampling, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, SharedSampling, sequence_keys
 from specjax.decoding.tree import chain
 from specjax.models.target import Target, causal_rows
 
@@ -41,6 +41,8 @@ def reference_generate(
     """
     eos = end_tokens(eos, target)
     check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
+    if isinstance(sampling, SharedSampling):
+        raise SpecjaxError("the reference takes no settings of per_sequence; pass one Sampling")
     check_request(params, prompt, target, max_new_tokens)
     check_key(key, prompt.tokens.shape[0])
     check_processors(sampling, processor_params, target.config, eos)

@@ -96,8 +96,9 @@ def check_processors(
 def end_tokens(eos: Any, target: Target) -> tuple[int, ...]:
     """Returns the distinct end tokens, sorted."""
     check_type("target", target, Target, "target.model, from specjax.load")
-    tokens = () if eos is None else eos if isinstance(eos, Iterable) else (eos,)
     try:
+        given = eos.tolist() if hasattr(eos, "tolist") else eos
+        tokens = () if given is None else given if isinstance(given, Iterable) else (given,)
         tokens = tuple(sorted({operator.index(token) for token in tokens}))
     except TypeError:
         raise SpecjaxError(f"eos {eos!r} does not hold token ids; pass target.eos") from None

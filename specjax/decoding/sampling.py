@@ -75,7 +75,9 @@ class Sampling:
     typical_epsilon: float = setting(0.09, at_least=0, at_most=1)
     typical_delta: float = setting(0.3, at_least=0, at_most=1)
     min_p: float = setting(0.0, at_least=0, at_most=1, advice="0 keeps all tokens")
-    repetition_penalty: float = setting(1.0, above=0, advice="1 changes nothing")
+    repetition_penalty: float = setting(
+        1.0, at_least=0.001, at_most=1000, advice="1 changes nothing"
+    )
     presence_penalty: float = setting(0.0, at_least=-2, at_most=2)
     frequency_penalty: float = setting(0.0, at_least=-2, at_most=2)
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
@@ -207,6 +209,11 @@ class Sampling:
         return jnp.where(is_greedy, jax.nn.log_softmax(unfiltered, axis=-1), log_probs)
 
 
+@dataclass(frozen=True)
+class SharedSampling(Sampling):
+    """The settings that `per_sequence` returns: their numbers stand in `Params.sampling`."""
+
+
 def _top_p_mask(
     log_probs: Float[Array, "... V"], top_p: float | Float[Array, "..."]
 ) -> Bool[Array, "... V"]:
@@ -292,7 +299,6 @@ class Draw:
         self,
         logits: Float[Array, "B N V"],
         positions: Int[Array, "B P"],
-        stream: int = DRAFT,
         place: Int[Array, "B N"] | None = None,
     ) -> Float[Array, "B N V"]:
         """Returns scores whose argmax is a draw from the filtered logits; greedy: the logits.
@@ -302,7 +308,7 @@ class Draw:
         """
         if self.sampling.is_greedy:
             return logits.astype(jnp.float32)
-        log_probs, noise = self.filtered(logits), self.noise(positions, logits.shape[-1], stream)
+        log_probs, noise = self.filtered(logits), self.noise(positions, logits.shape[-1])
         if place is not None:
             noise = jax.vmap(lambda noise, at: noise[at])(noise, place)
         scores = log_probs + noise

@@ -24,7 +24,8 @@ from specjax.models.native import has_native_layers, has_packed
 from specjax.models.target import ModelOutput, QueryRows, Taps, Target
 
 # Of drafters without `pass_widths`, up to half their nodes. In 16 bits XLA's pass over 8 tokens
-# costs little more than one over a single token, so it is the only narrow one that is compiled.
+# costs little more than one over a single token, so only one narrow pass is compiled: that of 8, or
+# of 1 for fewer than 16 nodes.
 DEFAULT_WIDTHS = (1, 8, 24, 64)
 
 Branch = Callable[[Any, Any], Any]  # from `inputs` and `carry` to the next `carry`

@@ -129,7 +129,9 @@ class _Reader:
         schema = self._root if start == "#" else None
         for key in keys:
             if isinstance(schema, list):
-                schema = {str(number): part for number, part in enumerate(schema)}
+                number = int(key) if re.fullmatch("[0-9]{1,9}", key) else len(schema)
+                schema = schema[number] if number < len(schema) else None
+                continue
             key = key.replace("~1", "/").replace("~0", "~")
             schema = schema.get(key) if isinstance(schema, Mapping) else None
         if schema is None:

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args, get_type_hints
 
 import jax
 
-from specjax.core.errors import SpecjaxError
+from specjax.core.errors import SpecjaxError, check_type
 from specjax.core.settings import check_setting
 from specjax.decoding.drafter import Drafter
 from specjax.decoding.drafters.auto import Auto
@@ -32,6 +32,7 @@ from specjax.models.heads.layered import with_lm_head_rows
 from specjax.models.io.head_format import HeadFormat
 from specjax.models.native import has_packed, pack_params
 from specjax.models.precision import cheap_rows
+from specjax.models.quantize import kind_of
 from specjax.training.objectives.base import HeadTraining
 
 SearchSpace = tuple[Mapping[str, tuple], ...]  # of each mapping, all combinations of the values
@@ -73,7 +74,8 @@ class Request:
     def make(self, *parts: Any, **settings: Any) -> Drafter:
         """Makes the drafter with these settings, overridden by those of the request."""
         settings |= self.settings
-        return self.methods.make(self.name, self.target.config, settings, *parts)
+        kind = kind_of(self.target.params)
+        return self.methods.make(self.name, self.target.config, settings, *parts, kind=kind)
 
     def part(self) -> str | Path:
         """Returns the source, or by default the part that ships with pocket."""
@@ -151,15 +153,22 @@ def load_with_draft_model(request: Request) -> Loaded:
 def load_parts(request: Request) -> Loaded:
     """Loads a drafter made of other methods, which `Method.parts` names."""
     method = request.method
-    defaults = {**method.settings, **method.fitted(request.target.config)}
+    fitted = method.fitted(request.target.config, {}, kind_of(request.target.params))
+    defaults = {**method.settings, **fitted}
     if request.source is None and request.target.name != POCKET:
         defaults |= method.untrained
     settings, of_parts = method.split({**defaults, **request.settings})
     loaded = {}
     for part, option in method.parts.items():
+        check_type(part, settings[part], str, "the name of a method")
         source = settings[option] or None if option else request.source
         inner = replace(request, name=settings[part], source=source, settings=of_parts[part])
-        loaded[part] = inner.load()
+        try:
+            loaded[part] = inner.load()
+        except SpecjaxError as error:
+            is_missing = option and source is None and inner.method.part
+            advice = f": {option}=FOLDER" if is_missing else ""
+            raise SpecjaxError(f"the {part} of {request.name}: {error}{advice}") from None
         if isinstance(loaded[part][0], Auto):
             raise SpecjaxError(
                 f"{request.name} does not support {settings[part]!r} as its {part}; choose "
@@ -237,25 +246,25 @@ class Method:
         declared = fields(self.drafter)
         return {entry.name: entry.default for entry in declared if entry.default is not MISSING}
 
-    def cpu_settings(self, config: TransformerConfig) -> dict[str, Any]:
-        """Returns the settings that fit a target and this machine's CPU."""
-        return self.on_cpu(cheap_rows(config))
-
     def fitted(
-        self, config: TransformerConfig, settings: Mapping[str, Any] | None = None
+        self, config: TransformerConfig, settings: Mapping[str, Any], kind: str | None = None
     ) -> dict[str, Any]:
         """Returns what fits a target and the default device, in place of defaults.
 
-        A static tree, which `settings` may choose, reads none of `cpu_settings`, and `max_tokens`
-        belongs to the `num_tokens` beside it.
+        On a CPU a tree fits the `num_tokens` or the `depth` in `settings`, or else weights of this
+        `kind` (int8, int4, None: floats); `max_tokens` belongs to the `num_tokens` beside it. A
+        static tree has none of these.
         """
-        settings = settings or {}
+        fitted = self.settings_for(config)
         is_static = "choices" in settings or settings.get("tree") == "static"
-        is_on_cpu = jax.default_backend() == "cpu" and not is_static
-        on_cpu = self.cpu_settings(config) if is_on_cpu else {}
-        if "num_tokens" in settings:
-            on_cpu.pop("max_tokens", None)
-        return {**self.settings_for(config), **on_cpu}
+        if jax.default_backend() != "cpu" or is_static:
+            return fitted
+        if "num_tokens" in settings and "num_tokens" in self.on_cpu(2):
+            sizes = self.on_cpu(max(2, settings["num_tokens"]))
+            sizes.pop("max_tokens", None)
+        else:
+            sizes = self.on_cpu(max(cheap_rows(config, kind), settings.get("depth", 0) + 1))
+        return {**fitted, **sizes}
 
     def published(self, config: TransformerConfig) -> dict[str, Any]:
         """Returns the settings that a CPU replaces, as they are on other devices."""
@@ -285,17 +294,23 @@ class Registry(dict[str, Method]):
         return tuple(formats.values())
 
     def make(
-        self, name: str, config: TransformerConfig, settings: Mapping[str, Any], *parts: Any
+        self,
+        name: str,
+        config: TransformerConfig,
+        settings: Mapping[str, Any],
+        *parts: Any,
+        kind: str | None = None,
     ) -> Drafter:
         """Makes a drafter for a target with this config.
 
-        `parts` are the fields that are not settings: its head, or its draft model.
+        `parts` are the fields that are not settings: its head, or its draft model. `kind` is int8
+        or int4 for a quantised target.
         """
         self.check(name, settings)
         method = self[name]
         if len(parts) != len(fields(method.drafter)) - len(method.settings):
             raise SpecjaxError(f"method {name!r} needs {method.needs}; use specjax.load_drafter")
-        return method.drafter(*parts, **{**method.fitted(config, settings), **settings})
+        return method.drafter(*parts, **{**method.fitted(config, settings, kind), **settings})
 
     def check(self, name: str, settings: Mapping[str, Any]) -> None:
         """Checks a method's name and each of its settings, before there is a target."""

@@ -217,7 +217,7 @@ _ROWS = {
         "the tree of EAGLE-2 from a head that reads three of the target's layers",
         "an EAGLE-3 head",
         "EAGLE-3 (Li et al., 2025)",
-        lambda config: {"depth": 8},  # heads are trained that far
+        lambda config: {"depth": 8},  # the authors' 7 counts from the second pass
         on_cpu=_beam,
         part="eagle3",
         head=EAGLE3,

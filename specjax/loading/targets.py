@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from specjax.core.errors import SpecjaxError, check_whole, errors_at, warn
 from specjax.core.files import check_size, read_json, readable
 from specjax.core.settings import SettingError
-from specjax.loading.hub import SMALL_FILES, target_folder
+from specjax.loading.hub import POCKET, SMALL_FILES, target_folder
 from specjax.models import native
 from specjax.models.config import TransformerConfig, eos_tokens
 from specjax.models.families import CONFIG, read_config
@@ -71,9 +71,9 @@ class LoadedTarget:
         """The devices that the weights are split over; None: they are on one."""
         return self.model.mesh
 
-    def place(self, params: Any, fsdp: bool = False) -> Any:
+    def place(self, params: Any) -> Any:
         """Moves params of a drafter to the devices of the target."""
-        return place(params, self.mesh and Placement(self.mesh, self.config.head_dim, fsdp))
+        return place(params, self.mesh and Placement(self.mesh, self.config.head_dim))
 
     def require_tokenizer(self) -> Any:
         """Returns the tokenizer; raises SpecjaxError if there is none."""
@@ -107,7 +107,8 @@ def load(
             inputs) for quantised weights; products are still computed in `dtype`, in which norms
             and biases stay.
         mesh: the devices to split the weights over, such as "data=2,model=4": each part is read
-            straight to its device. By default all weights are on the first device.
+            straight to its device, those of a GGUF file through the first. By default all weights
+            are on the first device.
         fsdp: split the weights over `data` too: less memory for training, more communication.
         padded_width: pad every verification pass to this many tokens per sequence, so that a GPU
             or TPU multiplies the same shapes whichever method drafts. 72 are enough for default
@@ -125,7 +126,8 @@ def load(
     mesh = None if mesh is None else as_mesh(mesh)
     dtype = _checked_dtype(dtype)
     check_kind(quantize)
-    folder = target_folder(str(name), revision, progress)
+    name = f"./{name}" if name == Path(POCKET) else str(name)
+    folder = target_folder(name, revision, progress)
     packed = packed and mesh is None and native.is_available()
     if is_gguf(folder):
         config, params, tokenizer = load_gguf(folder, dtype, progress, quantize, packed)
@@ -137,8 +139,9 @@ def load(
             params = load_transformer(folder, config, dtype, progress, quantize, placement, packed)
             tokenizer = _read_tokenizer(folder)
     config = _with_reachable_eos(config, name)
-    model = Transformer(config, cache_dtype(packed), mesh, padded_width)
-    return LoadedTarget(model, params, tokenizer, config, str(name))
+    kept_in = cache_dtype(native.has_native_layers(params, config.head_dim))
+    model = Transformer(config, kept_in, mesh, padded_width)
+    return LoadedTarget(model, params, tokenizer, config, name)
 
 
 def load_tokenizer(name: str | Path) -> Any:

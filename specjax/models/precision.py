@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -11,13 +12,14 @@ from jaxtyping import Array
 
 from specjax.core.compilation import is_before_ampere
 from specjax.models.config import TransformerConfig
-from specjax.models.native import PANEL, PackedWeight, is_available, packed_product
+from specjax.models.native import PANEL, is_available, packed, packed_product
 from specjax.models.products import project
+from specjax.models.quantize import quantize
 
 # Smaller float32 weights fit in the caches of a CPU, where neither dtype waits for memory.
 MIN_BYTES = 128 * 2**20
 ROWS, INPUTS, OUTPUTS = 8, 1024, 4096  # of the products that are timed
-PACKED_OUTPUTS = 32768  # of packed ones: 64 MiB, more than most caches hold
+PACKED_BYTES = 2**26  # of packed ones: more than most caches hold
 CHEAP = 1.2  # times the time of one row
 REPEATS = 5
 
@@ -38,12 +40,12 @@ def default_dtype(num_params: int, is_packed: bool) -> jnp.dtype:
     return jnp.dtype("float16" if is_before_ampere() else "bfloat16")
 
 
-def cache_dtype(is_packed: bool) -> jnp.dtype | None:
+def cache_dtype(has_native_layers: bool) -> jnp.dtype | None:
     """Returns the dtype in which keys and values should be kept; None: that of the weights.
 
-    On a CPU only native attention, that of packed weights, is fast in 16 bits.
+    On a CPU only native attention is fast in 16 bits.
     """
-    is_slow = jax.default_backend() == "cpu" and not is_packed
+    is_slow = jax.default_backend() == "cpu" and not has_native_layers
     return jnp.dtype("float32") if is_slow else None
 
 
@@ -56,24 +58,29 @@ def _bfloat16_is_faster() -> bool:
     return bfloat16 < float32
 
 
-def cheap_rows(config: TransformerConfig) -> int:
+def cheap_rows(config: TransformerConfig, kind: str | None = None) -> int:
     """Returns the rows of a pass that takes this CPU little longer than one row: 2, 4 or 8.
 
     It is 8 for XLA's products, and 4 for a model that fits in the caches of a CPU. For others
-    products are timed: some machines wait for memory while they compute eight rows, some hardly
-    while they compute two.
+    products are timed, with weights of this kind: int8, int4, or None for floats. Some machines
+    wait for memory while they compute eight rows, some hardly while they compute two.
     """
     if not is_available() or jax.process_count() > 1:  # several must make the same choice
         return ROWS
     num_weights = 3 * config.num_hidden_layers * config.hidden_size * config.intermediate_size
     with jax.ensure_compile_time_eval():  # drafters may be made while a program is traced
-        return 4 if 4 * num_weights < MIN_BYTES else _timed_rows()
+        return 4 if 4 * num_weights < MIN_BYTES else _timed_rows(kind)
 
 
 @cache
-def _timed_rows() -> int:
-    panels = jnp.zeros((PACKED_OUTPUTS // PANEL, INPUTS // 2, PANEL, 2), jnp.uint16)
-    weight = PackedWeight(panels, None, (PACKED_OUTPUTS, INPUTS), jnp.dtype("bfloat16"))
+def _timed_rows(kind: str | None) -> int:
+    dtype = jnp.dtype("bfloat16")
+    bits = 16 if kind is None else jnp.iinfo(kind).bits
+    outputs = 8 * PACKED_BYTES // bits // INPUTS
+    first = jnp.zeros((PANEL, INPUTS), dtype)
+    panel = packed(first if kind is None else quantize(first, kind, dtype))
+    repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, outputs // PANEL, axis=0), panel)
+    weight = replace(repeated, shape=(outputs, INPUTS))
     product = partial(jax.jit(packed_product), jnp.ones((ROWS, INPUTS), weight.dtype), weight)
     one, four, eight = _seconds_of([partial(product, count) for count in (1, 4, ROWS)])
     return ROWS if eight < CHEAP * one else 4 if four < CHEAP * one else 2

@@ -2,7 +2,8 @@
 
 int8 has one scale per row, int4 one for each group of up to 32 inputs. A `QuantizedWeight` is an
 ordinary pytree node, so params stay nested dicts for pure functions. Quantised are the matrices:
-projections, embedding table and LM head. Norms and biases stay floats. A CPU unpacks int4 to bytes.
+projections, embedding table and LM head. Norms and biases stay floats. On a CPU, XLA
+unpacks int4 to bytes; native kernels do not.
 """
 
 import zlib
@@ -136,7 +137,12 @@ def sign_checksum(table: Any) -> int:
 
 def has_quantized(params: Any) -> bool:
     """Whether some of the params are quantised."""
-    return any(_kinds(params))
+    return kind_of(params) is not None
+
+
+def kind_of(params: Any) -> str | None:
+    """Returns how params are quantised, int8 or int4; None: not at all."""
+    return next(iter(_kinds(params)), None)
 
 
 def dtype_name(dtype: DTypeLike, params: Any) -> str:

@@ -93,8 +93,7 @@ def _is_native(layers: Sequence[DecoderLayer], x: Array) -> bool:
         return False
     linears = [_param(params, field) for params in variables for field in LINEAR_FIELDS]
     weights = [linear["weight"] for linear in linears if linear]
-    widths = {rope.partial_rotary_factor for rope in _ropes(layers)}
-    return len(widths) < 2 and fit_one_call(weights) and weights[0].dtype == x.dtype
+    return fit_one_call(weights) and weights[0].dtype == x.dtype
 
 
 def _ropes(layers: Sequence[DecoderLayer]) -> list[Any]:

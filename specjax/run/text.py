@@ -72,12 +72,14 @@ def generate_text(
         seed: of the draws.
         settings: fields of `Sampling` to replace, such as `temperature=0.8`; `bad_words` may be
             texts. Also one of `json_schema={...}`, `regex="..."` and `choices=[...]`, which a text
-            then follows from start to end, unless its finish reason is "length".
+            then follows from start to end, unless `max_new_tokens` or `stop` ends it.
 
     Raises:
         SpecjaxError: for a target without a tokenizer, a method that this target cannot have, an
             unknown option, or a prompt that is empty or too long.
     """
+    if "rounds_per_call" in settings:
+        raise SpecjaxError("rounds_per_call is an option of stream_text alone; leave it out")
     *_, last = stream_text(
         *(target, prompt, method),
         chat=chat,
@@ -117,6 +119,7 @@ def stream_text(
     check_type("prompt", prompt, (str, list, tuple), "a text, messages, or a list of either")
     check_type("method", method, (str, tuple), "a name, or the pair from specjax.load_drafter")
     check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
+    check_whole("seed", seed, 0)
     target = target if isinstance(target, LoadedTarget) else load(target)
     tokenizer = target.require_tokenizer()
     drafter = load_drafter(method, target) if isinstance(method, str) else method

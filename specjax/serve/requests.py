@@ -132,11 +132,13 @@ def _prompts(values: Mapping[str, Any], target: LoadedTarget) -> tuple[tuple[int
     prompt = _field(values, "prompt", (str, list), "")
     is_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
     prompts: Sequence[Any] = prompt if is_many else [prompt]
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return tuple(encode(target.require_tokenizer(), list(prompts)).ids)
     return tuple(_ids(prompt, target) for prompt in prompts)
 
 
 def _ids(prompt: Any, target: LoadedTarget) -> tuple[int, ...]:
-    if isinstance(prompt, str):
+    if isinstance(prompt, str):  # beside ids
         return encode(target.require_tokenizer(), [prompt]).ids[0]
     if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
         raise SpecjaxError("prompt must be text, or token ids, or a list of these")

@@ -174,6 +174,8 @@ class Worker:
             while job is not None:
                 place = min({*range(batch.size)} - {*running})
                 with _reporting([job]):
+                    if batch.state is None:
+                        self._make_room(batch, job)
                     self._begin(batch, place, job)
                     running[place] = job
                 job = self._next_job(first.program) if len(running) < batch.size else None
@@ -186,16 +188,20 @@ class Worker:
         automaton = self._grammar(json.dumps(job.request.json_schema))
         engine, params = self._engine(job.request, automaton)
         prompts = from_ids([job.ids] * self._batch_size, doubled_length(job.ids))
-        try:
-            engine.check(params, prompts, job.max_tokens)
-        except SpecjaxError:
-            if not self._prefixes:
-                raise
-            self._prefixes.clear()  # there may be room without them
-            engine.check(params, prompts, job.max_tokens)
         shapes = [leaf.shape for leaf in jax.tree.leaves((prompts, automaton))]
         self._limit_programs((engine, *shapes))
         return Batch(engine, params, self._batch_size)
+
+    def _make_room(self, batch: Batch, job: Job) -> None:
+        """Drops the kept texts if there is no memory for a batch beside them."""
+        prompts = from_ids([job.ids] * self._batch_size, doubled_length(job.ids))
+        try:
+            batch.engine.check(batch.params, prompts, job.max_tokens)
+        except SpecjaxError:
+            if not self._prefixes:
+                raise
+            self._prefixes.clear()
+            batch.engine.check(batch.params, prompts, job.max_tokens)
 
     def _begin(self, batch: Batch, place: int, job: Job) -> None:
         shared = [(num_equal(job.ids, text), prefix) for text, prefix in self._prefixes]

@@ -120,8 +120,7 @@ def check_trainable(head: Any, target: FrozenModel) -> None:
     """Raises SpecjaxError for a target in float16, or if its weights and the head's do not fit."""
     if target.model.dtype(target.params) == jnp.float16:
         raise SpecjaxError(
-            "training in float16 loses small gradients; load the target in bfloat16 or float32: "
-            "--dtype bfloat16"
+            "training in float16 loses small gradients; load the target in bfloat16 or float32"
         )
     params = place(jax.eval_shape(head.initialise, jax.random.key(0)), _placement(target))
     trained = 4 * device_bytes(params)

@@ -384,7 +384,7 @@ def test_what_a_pass_reads(target):
 
 def test_settings_are_given_per_method_and_variant_and_name_methods(target, requests):
     defaults = default_methods(target.model)
-    assert {"plain", "pld", "pld-plus"} <= set(defaults)
+    assert {"plain", "pld", "pld-plus"} <= set(defaults) and "grammar" not in defaults
     assert list(variants_for("all", (), (), target)) == defaults
     assert "eagle" in variants_for("all", (), (), replace(target, name="pocket"))
     given = ("K 5.num_tokens=5", "K 5.max_ngram=2", "K 9.num_tokens=9", "pld-plus.layer=1")

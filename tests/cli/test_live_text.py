@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from specjax.cli.live_text import DRAFTED, LiveText
+from specjax.core.chat import VICUNA, chat_ids
 from specjax.core.errors import warn_once
 from specjax.core.text import EndingText, decode
-from specjax.decoding.prompt import VICUNA, chat_ids
 from specjax.decoding.state import Generation
 
 

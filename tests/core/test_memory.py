@@ -87,7 +87,7 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
 
 def test_int4_takes_half_a_byte_where_it_is_packed():
     codes = jnp.zeros((4, 6), jnp.int4)
-    assert (device_bytes(codes), device_bytes(codes, is_packed=False)) == (12, 24)
+    assert (device_bytes(codes), device_bytes(codes, halves_int4=False)) == (12, 24)
 
 
 def test_exhausted_memory_is_one_line():

@@ -203,6 +203,17 @@ def test_a_text_that_joins_a_batch_brings_credit_of_its_own():
     assert generation.length[0] == NEW_TOKENS and generation.length[1] < NEW_TOKENS
 
 
+def test_a_text_that_stopped_drafting_goes_on_plainly_when_another_ends():
+    """The first text spends the credit of both, then ends; the second has missed tokens by then."""
+    true = jnp.asarray(whole_texts(2))
+    known = true.at[0].set((true[0] + 1) % 40)
+    plain = contract.truth("greedy", 2)[:, :NEW_TOKENS]
+    end = next(at for at, token in enumerate(plain[0]) if at > 5 and token not in plain[1])
+    out = run(Auto(CountedOracle(max_depth=1), 1.05), 2, known=known, eos=(int(plain[0, end]),))
+    assert 5 < out.length[0] <= end + 1 < NEW_TOKENS == out.length[1]
+    assert CALLS.count("propose") == 4
+
+
 @pytest.mark.slow
 def test_a_batch_shares_its_gate_and_rows_that_are_done_do_not_count():
     """One row of three is right, and gains 4 tokens: 4/3 on average, 4 once the others are done."""

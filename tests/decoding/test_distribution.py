@@ -132,7 +132,7 @@ def test_a_verifier_without_residual_is_caught(monkeypatch):
         verification = right(tree, logits, draw, root_slot, max_depth)
         last = jnp.take_along_axis(verification.path, verification.num_accepted[:, None], axis=1)
         after = jnp.take_along_axis(logits, last[..., None], axis=1)
-        scores = draw.perturbed(after, root_slot[:, None], stream=2)
+        scores = draw.filtered(after) + draw.noise(root_slot[:, None], VOCAB, stream=2)
         bonus = jnp.argmax(scores[:, 0], axis=-1)
         return Verification(verification.path, verification.num_accepted, bonus)
 

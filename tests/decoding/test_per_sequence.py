@@ -11,6 +11,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.decoding import Engine, Params, Sampling, reference_generate
 from specjax.decoding.per_sequence import per_sequence
+from specjax.decoding.sampling import SharedSampling
 from tests.decoding.contract import generate
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import prompt, target
@@ -93,9 +94,9 @@ def test_values_round_as_the_constants_of_settings_do():
 
 def test_controls_that_all_sequences_leave_off_stay_out_of_the_program():
     sampling, values = per_sequence([Sampling(), Sampling(top_k=VOCAB)], VOCAB)
-    assert sampling == Sampling()
+    assert sampling == SharedSampling()
     assert values.logit_bias is None
-    assert per_sequence([Sampling(min_p=0.1), Sampling()], VOCAB)[0] == Sampling(min_p=0.5)
+    assert per_sequence([Sampling(min_p=0.1), Sampling()], VOCAB)[0] == SharedSampling(min_p=0.5)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +120,19 @@ def test_values_and_keys_for_another_batch_are_rejected():
     engine = Engine(model, drafter, sampling, max_new_tokens=4)
     with pytest.raises(SpecjaxError, match="values for 2 sequences, the prompt has 3"):
         engine.generate(Params(params, known, sampling=values), prompt(), KEYS)
-    with pytest.raises(SpecjaxError, match="not one for each of 3 sequence"):
-        engine.generate(Params(params, known), prompt(), KEYS[:2])
     sampling, values = per_sequence(SAMPLINGS, VOCAB)
+    engine = Engine(model, drafter, sampling, max_new_tokens=4)
+    with pytest.raises(SpecjaxError, match="not one for each of 3 sequence"):
+        engine.generate(Params(params, known, sampling=values), prompt(), KEYS[:2])
+    with pytest.raises(SpecjaxError, match="pass both"):
+        engine.generate(Params(params, known), prompt(), KEYS)
+    with pytest.raises(SpecjaxError, match="pass both"):
+        Engine(model, drafter, SAMPLINGS[0]).generate(
+            Params(params, known, sampling=values), prompt(), KEYS
+        )
+    _, larger = per_sequence(SAMPLINGS, VOCAB + 8)
+    with pytest.raises(SpecjaxError, match="biases for 48 tokens, the target has 40"):
+        engine.generate(Params(params, known, sampling=larger), prompt(), KEYS)
     engine = Engine(model, drafter, replace(sampling, verification="rejection"), max_new_tokens=4)
     with pytest.raises(SpecjaxError, match="needs coupled verification"):
         engine.generate(Params(params, known, sampling=values), prompt(), KEYS)

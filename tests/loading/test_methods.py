@@ -31,12 +31,25 @@ def test_a_static_tree_is_possible_on_a_cpu(pocket, method):
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.on_cpu(8)])
 def test_passes_of_a_cpu_have_its_cheap_nodes(pocket, method, nodes, monkeypatch):
-    monkeypatch.setattr(specjax.loading.method, "cheap_rows", lambda config: nodes)
+    monkeypatch.setattr(specjax.loading.method, "cheap_rows", lambda *_: nodes)
     drafter, _ = Request(METHODS, method, pocket, uses_tuned=False).load()
     is_longer = method == "lookahead" or hasattr(drafter, "max_tokens")
     assert 2 <= drafter.pass_width <= (2 * nodes if is_longer else nodes)
     if hasattr(drafter, "max_tokens"):
         assert nodes in drafter.pass_widths
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="passes are short there")
+def test_a_size_that_is_set_brings_the_others_that_suit_it(pocket, monkeypatch):
+    kinds = []
+    nodes_of = lambda _, kind: kinds.append(kind) or 4  # noqa: E731
+    monkeypatch.setattr(specjax.loading.method, "cheap_rows", nodes_of)
+    assert METHODS.make("rest", pocket.config, {"num_tokens": 3}).num_nodes == 4
+    for settings, nodes, depth in (({"num_tokens": 60}, 60, 5), ({"depth": 6}, 7, 6)):
+        drafter, _ = specjax.load_drafter("hass", pocket, **settings)
+        assert (drafter.num_nodes, drafter.max_depth) == (nodes, depth)
+    specjax.load_drafter("hass", specjax.load("pocket", quantize="int8"))
+    assert kinds == [None, None, "int8"]
 
 
 @pytest.mark.parametrize(

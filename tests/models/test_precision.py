@@ -35,8 +35,8 @@ def test_the_default_dtype(monkeypatch, platform, capability, faster, num_params
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(precision, "_bfloat16_is_faster", lambda: faster)
     assert default_dtype(num_params, is_packed=False) == wanted
-    assert cache_dtype(is_packed=True) is None
-    assert cache_dtype(is_packed=False) == (jnp.float32 if platform == "cpu" else None)
+    assert cache_dtype(has_native_layers=True) is None
+    assert cache_dtype(has_native_layers=False) == (jnp.float32 if platform == "cpu" else None)
 
 
 def test_the_products_decide_on_a_cpu():
@@ -56,10 +56,11 @@ def test_a_pass_is_as_wide_as_it_is_cheap(monkeypatch, seconds, layers, rows):
 
 
 @pytest.mark.skipif(not is_available(), reason="XLA's products are not timed")
-def test_products_of_this_machine_can_be_timed_while_a_program_is_traced():
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_products_of_this_machine_can_be_timed_while_a_program_is_traced(kind):
     config = TransformerConfig(49152, 576, 1536, 30, 9, 3, 64)
     precision._timed_rows.cache_clear()
-    assert jax.eval_shape(lambda: jnp.zeros(cheap_rows(config))).shape in ((2,), (4,), (8,))
+    assert jax.eval_shape(lambda: jnp.zeros(cheap_rows(config, kind))).shape in ((2,), (4,), (8,))
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ FORMS = {  # and the text of a prompt, or the turns of a chat
         f"{ALPACA_OPENING}{WITH_INPUT}. Write {ANSWERED} Input:\n1, 1\n\n### Response:\n",
     ),
     "Alpaca without input": (
-        {"instruction": "Add.", "input": "", "output": "2"},
+        {"instruction": "Add.", "input": None, "output": "2"},
         f"{ALPACA_OPENING}. Write {ANSWERED} Response:\n",
     ),
     "CNN/DailyMail": (
@@ -202,7 +202,7 @@ def test_the_first_of_each_kind_are_taken(read):
         ('{"Prompt": "x", "id": 1}', "its fields are 'Prompt', 'id'; known formats are MBPP (text"),
         ('{"prompt": "  "}', "has an empty text in `prompt`"),
         ('{"turns": ["one", 2]}', "has no text in `turns[1]`, but 2"),
-        ('{"instruction": "Add.", "input": null, "output": ""}', "has no text in `input`"),
+        ('{"instruction": "Add.", "input": 5, "output": ""}', "has no text in `input`"),
         ('{"prompt": "fine", "category": 3}', "has an invalid category: 3"),
         ('{"prompt": "fine", "data_source": ["a"]}', "has an invalid category: ['a']"),
     ],

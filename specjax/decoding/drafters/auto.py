@@ -14,7 +14,7 @@ drafts with exponential backoff.
 
 Any other drafter, with params or drafting trees, costs the same whether or not its draft is used,
 and cannot catch up with tokens that it has not seen. Once the budget is spent, it stops for the
-rest of the text, or until new texts join the batch.
+rest of the text, or until half of the texts in the batch are new.
 """
 
 from dataclasses import dataclass, replace
@@ -158,8 +158,11 @@ class Auto(Drafter):
             state = _observe(state, outcome, drafted, is_active)
         else:  # finding nothing to draft costs time as well
             is_open = _has_budget(state)
-            gain = jnp.where(is_open, gain, 0)
             inner = if_in_place(is_open, learn, outcome, state.inner)
+            spent = jnp.minimum(
+                state.budget, -CREDIT
+            )  # only the credit of new texts opens it again
+            gain = jnp.where(is_open, gain, spent - state.budget)
         return replace(state, inner=inner, budget=state.budget + gain, is_finished=~is_active)
 
 

@@ -39,7 +39,7 @@ class SharedVocabulary:
 class DraftState:
     """The draft's cache, the rule's state, and what was drafted last."""
 
-    cache: KVCache  # of the draft: the text without its last one or two tokens
+    cache: KVCache  # of the draft: the text without its last `max_missing` tokens at most
     rule: State
     prompt_length: Int[Array, " B"]
     is_finished: Bool[Array, " B"]  # nothing was committed last time, and nothing will be

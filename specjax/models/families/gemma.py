@@ -16,6 +16,8 @@ NAMES = (  # Gemma has a norm after attention where Llama's `post_attention_laye
 KEYS = {"hidden_act": "hidden_activation"}
 SCORES = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 256,
     "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,

@@ -67,7 +67,9 @@ class PackedTensor(NamedTuple):
                 row = stored[at : at + step].reshape(1, -1)  # gguf takes many short rows apart
                 floats = dequantize(row, self.kind).reshape(-1, width) + shift
             if not np.abs(floats).max() <= largest:  # faster than on bfloat16
-                raise ValueError(f"a weight is NaN, infinite or too large for {values.dtype}")
+                if np.isfinite(floats).all():
+                    raise SpecjaxError(f"a weight is too large for {values.dtype}; use bfloat16")
+                raise ValueError("a weight is NaN or infinite")
             values[at : at + step] = floats
         if len(self.shape) == 1:
             values = values[0][index]

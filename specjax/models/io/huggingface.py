@@ -263,7 +263,7 @@ def read_params(
     first, since a conversion holds it several times and the params are not there yet. With a
     `placement`, each part of a tensor is read straight to its devices.
     """
-    _check_memory(tensors, dtype, title, quantize, placement)
+    _check_memory(tensors, dtype, title, quantize, placement, packed)
     flat = {}
     largest_first = sorted(tensors.items(), key=lambda item: -item[1].num_bytes)
     total = sum(tensor.num_bytes for tensor in tensors.values())
@@ -313,12 +313,13 @@ def _check_memory(
     title: str,
     quantize: str | None,
     placement: Placement | None,
+    packed: bool,
 ) -> None:
     leaves = {path: jax.ShapeDtypeStruct(tensor.shape, dtype) for path, tensor in tensors.items()}
     if quantize is not None:
         leaves = jax.eval_shape(partial(quantize_params, kind=quantize), leaves)
-    is_packed = jax.default_backend() != "cpu"
-    needs = {"weights": device_bytes(place(leaves, placement), is_packed)}
+    halves_int4 = packed or jax.default_backend() != "cpu"
+    needs = {"weights": device_bytes(place(leaves, placement), halves_int4)}
     devices = None if placement is None else placement.mesh.devices.flat
     check_fits(title, needs, advice=LESS, devices=devices)
 

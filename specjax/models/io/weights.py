@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from specjax.core.errors import SpecjaxError
-from specjax.core.files import read_json
+from specjax.core.files import read_json, readable
 
 FORMATS = (  # single file, index of shards; the first that exists counts
     ("model.safetensors", "model.safetensors.index.json"),
@@ -66,10 +66,11 @@ def weight_files(folder: Path, names: tuple[str, ...] = ()) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
+    content = read_json(index)
     try:
-        names = set(read_json(index)["weight_map"].values())
+        names = set(content["weight_map"].values())
         files = [index.parent / Path(name).name for name in sorted(names)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise SpecjaxError(f"{index} is not a valid index of shards; download it again") from None
     missing = [path.name for path in files if not path.is_file()]
     if missing:
@@ -84,16 +85,15 @@ def stored_tensors(folder: Path, names: tuple[str, ...] = ()) -> dict[str, Store
     """Returns the tensors of a folder by name, in file order; reads only the headers."""
     tensors = {}
     for path in weight_files(folder, names):
+        with readable(path):
+            path.open("rb").close()
         of_file = _from_safetensors(path) if path.suffix == ".safetensors" else _from_torch(path)
         tensors |= {tensor.name: tensor for tensor in of_file}
     return tensors
 
 
 def stored_dtype(folder: Path, names: tuple[str, ...] = ()) -> str:
-    """Returns the dtype in which all floats of a folder are stored; float32 if there are several.
-
-    A file, such as GGUF, counts as quantised.
-    """
+    """Returns the dtype of all floats that a folder stores; float32 for several, or for a file."""
     if not folder.is_dir():
         return "float32"
     codes = {tensor.dtype for tensor in stored_tensors(folder, names).values()} & set(FLOATS)
@@ -160,4 +160,4 @@ def without_advice() -> Iterator[None]:
         yield
     finally:
         if before is None:
-            del os.environ[name]
+            os.environ.pop(name, None)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.core.errors import SpecjaxError, warn
-from specjax.models.config import TransformerConfig
+from specjax.core.settings import declared_fields
+from specjax.models.config import TransformerConfig, json_object
 from specjax.models.heads.eagle3 import Eagle3Config, Eagle3Head, default_taps
 from specjax.models.heads.layered import DRAFT_TOKENS
 from specjax.models.io.head_format import (
@@ -38,9 +39,10 @@ def _config(
     shapes: Shapes, layers: TransformerConfig, values: Values, target: TransformerConfig
 ) -> Eagle3Config:
     """Takes the tapped layers from config.json, or as published from the target's depth."""
-    nested = values.get("eagle_config") or {}
-    counted = [layer + 1 for layer in nested.get(TAPS) or ()]
-    taps = tuple(values.get(TAPS) or counted or default_taps(target))
+    nested = json_object(values, "eagle_config")
+    stored = values.get(TAPS) or (), nested.get(TAPS) or ()
+    listed, counted = (declared_fields(Eagle3Config, {"taps": taps})["taps"] for taps in stored)
+    taps = listed or tuple(layer + 1 for layer in counted) or default_taps(target)
     tap_norm = "joined" if has(shapes, r"input_norm\.weight") else "none"
     tap_norm = "each" if has(shapes, r"fc_norm\.0\.weight") else tap_norm
     if values.get("norm_before_residual"):  # which no tensor shows
