@@ -20,6 +20,8 @@ from specjax.decoding.drafter import Params
 from specjax.decoding.generate import speculative_generate
 from specjax.decoding.prompt import from_ids
 from specjax.loading.methods import METHODS
+from specjax.models.native import unpack_params
+from specjax.models.quantize import quantize_params
 from tests.loading.tiny import tiny
 
 SHAPE = {"vocab_size": 96, "layers": 1}
@@ -205,8 +207,12 @@ def test_packages_and_batches_are_checked_first(monkeypatch):
         check_peer("llama.cpp", [4, 2])
 
 
-def test_llama_cpp_rejects_what_it_cannot_run(target):
+def test_peers_reject_what_they_cannot_run(target):
     PEERS["llama.cpp"].check(target)
+    PEERS["transformers"].check(target)
+    with pytest.raises(SpecjaxError, match="leave out --quantize"):
+        quantised = quantize_params(unpack_params(target.params), "int8")
+        PEERS["transformers"].check(replace(target, params=quantised))
     with pytest.raises(SpecjaxError, match="cannot run tiny: only Llama models"):
         PEERS["llama.cpp"].check(replace(target, config=replace(target.config, model_type="qwen2")))
 

@@ -138,3 +138,6 @@ def test_runs_are_read_from_a_finished_benchmark(tmp_path):
     assert accepts_more(eagle, plain).spread.figure == pytest.approx(6.0)
     with pytest.raises(SpecjaxError, match="no runs of medusa on rename"):
         runs_of(samples, "medusa", ALL, 0.0)
+    twice = {condition: [*runs, *runs] for condition, runs in samples.items()}
+    with pytest.raises(SpecjaxError, match="eagle was measured twice on the same questions"):
+        runs_of(twice, "eagle", ALL, 0.0)
