@@ -107,6 +107,7 @@ def test_what_the_host_decides_is_counted():
     assert host_synchronisations(THUNKS) == 2
 
 
+@pytest.mark.slow
 def test_the_command_compiles_for_this_cpu(tmp_path, capsys):
     options = compiled.CompiledOptions(
         out=tmp_path,

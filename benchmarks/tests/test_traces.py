@@ -17,6 +17,7 @@ from tests.loading.tiny import tiny
 PROMPT = np.random.default_rng(0).integers(2, 9, 40).tolist()
 
 
+@pytest.mark.slow
 def test_every_part_of_every_round_is_measured():
     engine = make_engine(tiny(), (PromptLookup(), None), max_new_tokens=20)
     pld = Runner("pld", *engine, padded_length([PROMPT]))

@@ -1,11 +1,13 @@
 """Texts in static batches: every prompt is continued once, as it would be alone."""
 
 import jax
+import pytest
 
 from recipes.smollm2.many_texts import continued
 from specjax import load
 
 
+@pytest.mark.slow
 def test_every_prompt_is_continued_once_whatever_its_batch(tiny):
     target = load(tiny)
     prompts = [(1, 5, 9), tuple(range(2, 140)), (7, 8), (3, 4, 5, 6)]

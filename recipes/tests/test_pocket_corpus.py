@@ -74,6 +74,7 @@ def of_kind(kind: str) -> list[EditTask]:
     return [task for task in held_out_tasks() if task.kind == kind]
 
 
+@pytest.mark.slow
 def test_held_out_tasks_are_deterministic_held_out_and_of_fresh_pieces():
     tasks, training = held_out_tasks(), set(corpus.pieces(held_out=False))
     assert corpus.held_out_tasks(20, max_characters=500) == tasks[:20]

@@ -121,7 +121,7 @@ def test_layers_of_16_bits_are_near_the_true_ones(monkeypatch, dtype):
             assert_close(output, expected, tolerance)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", slow_except(["int8", "int4"], "int4"))
 def test_layers_with_quantised_weights_are_near_those_of_xla(monkeypatch, kind):
     """With a head of 48 and an inner size of 144, whose last block is half as long."""
     model = Transformer(replace(LLAMA, head_dim=48, intermediate_size=144))
