@@ -56,7 +56,6 @@ class Sample(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of prefill and decoding."""
         return (self.prefill_seconds or 0.0) + self.decode_seconds
 
     @property

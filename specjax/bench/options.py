@@ -73,12 +73,10 @@ class BenchOptions:
 
     @property
     def temperatures(self) -> list[float]:
-        """The temperatures to measure at."""
         return numbers_in(self.temperature, "--temperature")
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The batch sizes to measure with."""
         sizes = numbers_in(self.batch, "--batch", int)
         if min(sizes) < 1:
             raise SpecjaxError(

@@ -45,11 +45,9 @@ class Results:
     folder: RunFolder
 
     def programs(self, condition: Condition) -> dict[str, Program]:
-        """Returns the programs of each method."""
         return dict(self._under(condition, PROGRAMS, _program))
 
     def add_program(self, condition: Condition, method: str, program: Program) -> None:
-        """Keeps compile time and memory of a method."""
         self._append(PROGRAMS, condition, {"method": method, **program._asdict()})
 
     def samples(self, condition: Condition, batches: Sequence[Batch]) -> list[Sample]:
@@ -74,7 +72,6 @@ class Results:
         self._append(BANDWIDTH, condition, {"bytes_per_second": bytes_per_second})
 
     def write_rows(self, rows: Iterable[Measurement]) -> None:
-        """Replaces the rows."""
         lines = [asdict(row) | {"identical": row.identical, "rates": row.rates} for row in rows]
         self.folder.write_records(ROWS, lines)
 

@@ -209,7 +209,6 @@ class Benchmark:
 
     @property
     def conditions(self) -> list[Condition]:
-        """Every temperature with every batch size."""
         pairs = product(self.options.temperatures, self.options.batch_sizes)
         return [Condition(*pair) for pair in pairs]
 

@@ -77,7 +77,6 @@ class MethodOptions(PassOptions):
     """The maximum number of new tokens."""
 
     def load_method(self) -> "tuple[LoadedTarget, tuple[Drafter, Any]]":
-        """Returns the target and the drafter with its params."""
         from specjax.loading.drafters import load_drafter
         from specjax.loading.methods import METHODS
         from specjax.loading.tuned import auto_choice

@@ -38,7 +38,6 @@ class GenerationRequest:
         return self.runner.engine
 
     def with_plain(self) -> "GenerationRequest":
-        """Returns the same request for plain decoding."""
         drafter, params = load_drafter("plain", self.target)
         engine = replace(self.engine, drafter=drafter)
         params = self.runner.params._replace(drafter=params)
@@ -46,7 +45,6 @@ class GenerationRequest:
         return replace(self, runner=runner)
 
     def check(self) -> None:
-        """Checks the request before anything is compiled."""
         self.engine.check(self.runner.params, self.prompt)
 
     def compile(self) -> float:
@@ -110,7 +108,6 @@ class TimedText(Completion):
         return spans_of(sources_in_prompt(source, int(self.request.prompt.length[0])))
 
     def record(self, compile_seconds: float) -> dict[str, Any]:
-        """Returns the fields of the JSON output."""
         target, sampling = self.request.target, self.request.engine.sampling
         return {
             "target": target.name,

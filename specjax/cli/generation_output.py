@@ -47,7 +47,6 @@ class GenerateOutput:
             self.output.print(legend)
 
     def stream(self, request: GenerationRequest) -> TimedRun:
-        """Prints the text as it grows."""
         live = LiveText(request.ending(), self.output)
         try:
             return request.run(live.add)
@@ -87,7 +86,6 @@ class GenerateOutput:
             self.notes.print(problem, style="bold red")
 
     def advise(self, results: Sequence[TimedText]) -> None:
-        """Prints advice if almost nothing was accepted."""
         for result in results:
             if text := advice_on(result.method, result.mean_accepted_length, result.rounds):
                 self.notes.print(f"{result.method}: {text}", style="bold red")

@@ -51,7 +51,6 @@ class Source:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the prompt is messages."""
         return not isinstance(self.prompt, str) and isinstance(self.prompt[0], dict)
 
 

@@ -201,7 +201,6 @@ class TrainHead(TargetOptions):
 
     @property
     def format(self) -> HeadFormat:
-        """The format of the method's heads."""
         format = METHODS[self.method].head
         assert format is not None
         return format

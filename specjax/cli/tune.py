@@ -97,7 +97,6 @@ class TuneMachine(TuneCommand):
 
     @property
     def variants(self) -> dict[str, MethodVariant]:
-        """The sources and fixed settings of the methods that are named."""
         return parse_variants(self.methods, self.drafter, self.set)
 
     def tune(self, workload: Workload, earlier: Tuned) -> Tuned:

@@ -74,7 +74,6 @@ class RunFolder:
             )
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Adds a line to a file."""
         file = self.path / name
         with writable(file), file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
@@ -102,7 +101,6 @@ class RunFolder:
                 os.truncate(file, sum(map(len, self._lines(name)[:num_records])))
 
     def write(self, name: str, text: str) -> None:
-        """Atomically replaces a file."""
         write_whole(self.path / name, text.encode())
 
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:

@@ -123,7 +123,6 @@ class AutoChoice:
         return f"{AUTO} is {self.method}" + (f" ({settings})" if settings else "") + f", {self.why}"
 
     def record(self) -> dict[str, Any]:
-        """Returns the values that the file keeps."""
         return {name: value for name, value in asdict(self).items() if name != "why"}
 
 

@@ -60,7 +60,6 @@ class TimedRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds of prefill and decoding."""
         return self.prefill_seconds + self.decode_seconds
 
 
@@ -78,7 +77,6 @@ class Runner:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the target's weights and compute."""
         return dtype_name(self.engine.target.dtype(self.params.target), self.params.target)
 
     @property
@@ -145,7 +143,6 @@ class Runner:
     # ---- After timing ---------------------------------------------------------------------------
 
     def read(self, result: tuple[Generation, LoopState]) -> tuple[GeneratedText, ...]:
-        """Converts a result to Python values."""
         generation, _ = result
         generation.check()
         generation = jax.device_get(generation)

@@ -44,7 +44,6 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The first turn."""
         return self.turns[0]
 
     def messages(self, answers: Sequence[str] = ()) -> list[Message]:

@@ -167,12 +167,10 @@ class Answer:
         self._num_tokens = 0
 
     def cancel(self) -> None:
-        """Ends the work on it."""
         for job in self._jobs:
             job.cancel()
 
     async def whole(self) -> dict[str, Any]:
-        """Waits for all texts."""
         choices = []
         for index, job in enumerate(self._jobs):
             part = await job.next_part()
@@ -182,7 +180,6 @@ class Answer:
         return self._head | {"choices": choices, "usage": self._usage()}
 
     async def start(self) -> Completion:
-        """Waits for the first part."""
         return await self._jobs[0].next_part()
 
     async def events(self, first: Completion) -> AsyncIterator[str]:

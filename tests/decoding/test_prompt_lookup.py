@@ -31,25 +31,27 @@ def texts() -> tuple[np.ndarray, np.ndarray]:
 
 
 @partial(jax.jit, static_argnames="drafter")
-def propose(drafter: Drafter, tokens, length, hidden=None, **known) -> DraftTree:
+def propose(drafter: Drafter, tokens, length, hidden=None, state=None) -> DraftTree:
     """The tree of a first round after these texts, whose states are `hidden [B, S, D]`.
 
-    `known` are fields of the drafter's state in place of what `init` gives them.
+    `state` is the drafter's, by default that of `init`.
     """
     params = Params(None)
     prefill = ModelOutput(logits=None, hidden=None if hidden is None else hidden[:, :, None])
-    state = drafter.init(Start(MODEL, params, Prompt(tokens, length), prefill, SLOTS + 3, 0))
-    state = replace(state, **known) if known else state
+    first = drafter.init(Start(MODEL, params, Prompt(tokens, length), prefill, SLOTS + 3, 0))
+    state = first if state is None else state
     draw = Draw(sequence_keys(jax.random.key(0), len(tokens)), length, Sampling())
     return drafter.propose(MODEL, params, state, Context(tokens, length), draw)[0].tree
 
 
-def assert_drafts(drafter: Drafter, reading, hidden=None, **known) -> list[list[int]]:
-    """The drafter must draft what `reading(text, states, *known)` says, in each random text."""
+def assert_drafts(drafter: Drafter, reading, hidden=None, state=None) -> list[list[int]]:
+    """The drafter must draft what `reading(text, states)` says, in each random text.
+
+    `states` are `hidden`, or the drafter's own `state` of the first round.
+    """
     tokens, length = texts()
     given = None if hidden is None else jnp.asarray(hidden)
-    known = {name: jnp.asarray(value) for name, value in known.items()}
-    tree = propose(drafter, jnp.asarray(tokens), jnp.asarray(length), given, **known)
+    tree = propose(drafter, jnp.asarray(tokens), jnp.asarray(length), given, state)
     tree = jax.device_get(tree)
     assert tree.is_chain and tree.num_nodes == drafter.num_nodes == drafter.max_depth + 1
     counts = tree.valid.sum(axis=1)
@@ -58,8 +60,8 @@ def assert_drafts(drafter: Drafter, reading, hidden=None, **known) -> list[list[
     for row in range(TEXTS):
         text = tokens[row, : length[row]].tolist()
         assert tree.tokens[row, 0] == text[-1]
-        states = None if hidden is None else hidden[row]
-        expected.append(reading(text, states, *(value[row] for value in known.values())))
+        known = state if hidden is None else hidden
+        expected.append(reading(text, None if known is None else known[row]))
         assert tree.tokens[row, 1 : counts[row]].tolist() == expected[-1]
     assert 20 < sum(draft == [] for draft in expected) < TEXTS - 20
     return expected

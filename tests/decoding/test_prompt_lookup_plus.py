@@ -13,7 +13,7 @@ from specjax.decoding.drafters.prompt_lookup_plus import PromptLookupPlus, Promp
 from specjax.models.target import Taps
 from tests.decoding.contract import assert_params_rejected
 from tests.decoding.rounds import Round, rounds_of
-from tests.decoding.test_prompt_lookup import SLOTS, TEXTS, WIDTH, assert_drafts, texts
+from tests.decoding.test_prompt_lookup import SLOTS, TEXTS, WIDTH, assert_drafts
 from tests.decoding.tiny import BATCH, plain_pass, slow_except, target
 
 
@@ -42,25 +42,22 @@ def test_hidden_states_rank_by_equation_3(num_tokens, min_similarity, prefix_len
     assert_drafts(drafter, partial(equation_3, drafter), states.astype(np.float32))
 
 
-def equation_2(drafter, text: list[int], _, weights: np.ndarray, prompt_length: int) -> list[int]:
-    """The occurrence of the root that is looked at most, in the whole text or in the prompt."""
+def equation_2(drafter, text: list[int], weights: np.ndarray) -> list[int]:
+    """The occurrence of the root that is looked at most."""
     root = len(text) - 1
-    end = min(root, prompt_length) if drafter.candidates == "prompt" else root
-    candidates = [j for j in range(1, end) if text[j] == text[root]]
+    candidates = [j for j in range(1, root) if text[j] == text[root]]
     if not candidates:
         return []
     best = max(candidates, key=lambda j: (weights[j], -j))
     return text[best + 1 : best + 1 + drafter.num_tokens]
 
 
-@pytest.mark.parametrize("num_tokens, candidates", [(3, "text"), (40, "prompt")])
-def test_attention_ranks_by_equation_2(num_tokens, candidates):
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_attention_ranks_by_equation_2(num_tokens):
     numbers = np.random.default_rng(2)
     weights = numbers.uniform(size=(TEXTS, SLOTS + 3)).astype(np.float32)
-    prompt_length = numbers.integers(2, 1 + texts()[1])
-    drafter = PromptLookupPlusAttention(num_tokens, candidates, heads=((0, 0),))
-    reading = partial(equation_2, drafter)
-    assert_drafts(drafter, reading, weights=weights, prompt_length=prompt_length)
+    drafter = PromptLookupPlusAttention(num_tokens, heads=((0, 0),))
+    assert_drafts(drafter, partial(equation_2, drafter), state=weights)
 
 
 @cache
@@ -102,7 +99,7 @@ def test_pld_plus_attention_is_that_of_the_token_before_the_root(aggregate):
         expected = combine(np.asarray(output.attention), axis=1)
         for row in range(BATCH):
             count = int(state.length[row]) - 1
-            found = state.drafter.weights[row, :count]
+            found = state.drafter[row, :count]
             np.testing.assert_allclose(found, expected[row, count - 1, :count], atol=1e-5)
 
 

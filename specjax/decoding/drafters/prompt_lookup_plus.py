@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.pytree import pytree
@@ -37,23 +37,19 @@ Heads = tuple[tuple[int, int], ...]  # (layer, head), both from 0
 class RankedLookup(CopyingDrafter):
     """Copies a chain from the best candidate; subclasses score the candidates.
 
-    `num_tokens` is the paper's K. `candidates` may be in the whole `text` or in the `prompt` alone
-    (equation 1 allows the first, the paper's prose mentions only the input).
+    `num_tokens` is the paper's K. Candidates are in the whole text, as in equation 1; the paper's
+    prose mentions only the input.
     """
 
     num_tokens: int = 70
-    candidates: str = setting("text", choices=("text", "prompt"))
-    """The part of the text that copies may begin in: all of it so far, or the prompt."""
 
     def propose(
         self, target: Target, params: Params, state: State, context: Context, draw: Draw
     ) -> tuple[Proposal, State]:
         scores, min_score = self._scores(state, context)
         at = jnp.arange(context.tokens.shape[1])[None, :]
-        end = context.length - 1
-        if self.candidates == "prompt":
-            end = jnp.minimum(end, state.prompt_length)
-        is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end[:, None])
+        end = context.length[:, None] - 1
+        is_candidate = (context.tokens == context.root[:, None]) & (at >= 1) & (at < end)
         scores = jnp.where(is_candidate, scores, -jnp.inf)
         best = jnp.argmax(scores, axis=1)  # ties go to the first
         has_match = jnp.max(scores, axis=1) >= min_score
@@ -73,7 +69,6 @@ class SeenHidden:
 
     states: Float[Array, "B S D"]  # of unit length, so that a product is a cosine
     recent: Float[Array, "B R D"]  # the last R = m - 1 states before the root
-    prompt_length: Int[Array, " B"]
 
 
 @dataclass(frozen=True)
@@ -110,8 +105,7 @@ class PromptLookupPlus(RankedLookup):
         back = self.prefix_length - 1
         hidden = jnp.pad(hidden[:, :, 0], ((0, 0), (back, 0), (0, 0)))
         states = resized(self._means(hidden), start.num_slots, axis=1)
-        length = start.prompt.length
-        return SeenHidden(states, read_slots(hidden, length - 1, back, axis=1), length)
+        return SeenHidden(states, read_slots(hidden, start.prompt.length - 1, back, axis=1))
 
     def update(
         self, target: Target, params: Params, state: SeenHidden, outcome: Outcome
@@ -123,7 +117,6 @@ class PromptLookupPlus(RankedLookup):
         return SeenHidden(
             states=write_slots(state.states, self._means(hidden), outcome.root_slot, axis=1),
             recent=read_slots(hidden, num_on_path, self.prefix_length - 1, axis=1),
-            prompt_length=state.prompt_length,
         )
 
     def _scores(self, state: SeenHidden, context: Context) -> tuple[Float[Array, "B T"], float]:
@@ -143,12 +136,8 @@ class PromptLookupPlus(RankedLookup):
         return (sums / jnp.maximum(norm, 1e-12)).astype(hidden.dtype)
 
 
-@pytree
-class SeenAttention:
-    """The attention from the token before the root to each position; zeros before round one."""
-
-    weights: Float[Array, "B S"]
-    prompt_length: Int[Array, " B"]
+# From the token before the root to each position; zeros before round one.
+SeenAttention = Float[Array, "B S"]
 
 
 @dataclass(frozen=True)
@@ -185,14 +174,13 @@ class PromptLookupPlusAttention(RankedLookup):
         return tuple((layer, head) for head in range(config.num_attention_heads))
 
     def init(self, start: Start) -> SeenAttention:
-        length = start.prompt.length
-        return SeenAttention(jnp.zeros((len(length), start.num_slots)), length)
+        return jnp.zeros((len(start.prompt.length), start.num_slots))
 
     def update(
         self, target: Target, params: Params, state: SeenAttention, outcome: Outcome
     ) -> SeenAttention:
         combine = {"max": jnp.max, "sum": jnp.sum}[self.aggregate]
-        return SeenAttention(combine(outcome.last_attention(), axis=1), state.prompt_length)
+        return combine(outcome.last_attention(), axis=1)
 
     def _scores(self, state: SeenAttention, context: Context) -> tuple[Float[Array, "B T"], float]:
-        return state.weights[:, : context.tokens.shape[1]], 0.0
+        return state[:, : context.tokens.shape[1]], 0.0
