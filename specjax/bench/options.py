@@ -25,10 +25,10 @@ class BenchOptions:
     """The options of `specjax bench`: what is measured, and how often."""
 
     methods: Annotated[str, arg(metavar="A,B")] = ""
-    """Drafting methods, separated by commas, or `all`: with pocket every method, otherwise those
-    that need nothing. By default those that need nothing, and those of --drafter and --set. Plain
-    decoding is always included. NAME=METHOD measures a method under another name, which --drafter
-    and --set then take: variants of a method run side by side."""
+    """Drafting methods, separated by commas, or `all`: with pocket every method but grammar,
+    otherwise those that need nothing. By default those that need nothing, and those of --drafter
+    and --set. Plain decoding is always included. NAME=METHOD measures a method under another name,
+    which --drafter and --set then take: variants of a method run side by side."""
     drafter: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="METHOD=FOLDER")] = ()
     """The folder or hub id that a method reads: rest=FOLDER for a datastore, draft-model=FOLDER
     for a draft model, eagle2=FOLDER for a head or the run folder of `specjax train`. Only the
@@ -37,12 +37,12 @@ class BenchOptions:
     """A setting of one method, such as pld-plus.num_tokens=70; `specjax methods METHOD` lists
     them."""
     tasks: Annotated[str, arg(metavar="SOURCE")] = "pocket"
-    """pocket, for edits and completions of its held-out code; a JSONL file with `prompt` or
-    `turns` in each line, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca or
+    """pocket, for edits and completions of its held-out code; a JSON or JSONL file with `prompt`
+    or `turns` in each record, or that of Spec-Bench, HumanEval, MBPP, GSM8K, Alpaca or
     CNN/DailyMail; the address of such a file; or a dataset of the hub as
     OWNER/NAME:CONFIGURATION:SPLIT, such as openai/gsm8k:main:test."""
     limit: int = setting(4, at_least=1)
-    """Prompts of each kind of task."""
+    """Questions of each kind of task."""
     system: Annotated[str | None, arg(metavar="TEXT")] = None
     """A system message before every chat."""
     chat_template: Annotated[str | None, arg(metavar="FILE|vicuna")] = None

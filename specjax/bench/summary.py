@@ -71,13 +71,13 @@ class Published:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One method on all prompts of one kind, at one temperature and batch size."""
+    """One method on all prompts of one kind, or of all, at one temperature and batch size."""
 
     method: str
     dtype: str
     task: str
     num_prompts: int  # with the repeats that fill a batch
-    num_new_tokens: int  # of the first run of each prompt, like all counts
+    num_new_tokens: int  # of the first run of each prompt, as rounds and passes
     rounds: int  # of all prompts
     passes: int  # of the target: a batch takes as many as its longest sequence
     # New tokens per round, bonus included, over all prompts. Unlike in `published.tau`, tokens that

@@ -19,7 +19,7 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that belongs to one run, which may be killed at any moment and resumed.
+    """The files of one run, which may be killed at any moment and resumed.
 
     Several runs may share a folder if their files have different names.
     """

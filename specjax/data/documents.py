@@ -8,10 +8,10 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_text, reading
+from specjax.data.conversations import TURN_KEYS
 from specjax.data.records import content_text, good_records, read_records
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
-TURN_KEYS = ("messages", "conversations", "conversation")  # the same, of a chat
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call
 
 
@@ -19,8 +19,8 @@ def read_documents(sources: Sequence[str | Path], tokenizer: Any) -> Iterator[Se
     """Yields the token ids of each document in `sources`, without special tokens around them.
 
     A source is a text file (one document), a `.jsonl` file (one document per line, under "text" or
-    "content"), a folder (all such files in it, in sorted order, except hidden and binary ones), or
-    an address or hub dataset of such records, as in `read_records`.
+    "content", or a chat), a folder (all such files in it, in sorted order, except hidden and binary
+    ones), or an address or hub dataset of such records, as in `read_records`.
     """
     texts = chain.from_iterable([_texts_of(source) for source in sources])
     return chain.from_iterable(  # tokenizers spread a batch over the cores

@@ -30,7 +30,7 @@ from specjax.decoding.request import (
     check_request,
     end_tokens,
 )
-from specjax.decoding.sampling import Draw, Sampling, SharedSampling, sequence_keys
+from specjax.decoding.sampling import Draw, PerSequenceSampling, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
@@ -115,7 +115,7 @@ class Engine:
             raise SpecjaxError(
                 "Params.sampling needs coupled verification; pass the settings of per_sequence"
             )
-        if (values is None) == isinstance(self.sampling, SharedSampling):
+        if (values is None) == isinstance(self.sampling, PerSequenceSampling):
             raise SpecjaxError(
                 "Engine has the settings of per_sequence and Params.sampling not its values, or "
                 "the reverse; pass both"
@@ -202,9 +202,10 @@ class Engine:
 
     @partial(jit_loops, static_argnums=0, donate_argnames="state")
     def run(self, params: Params, state: LoopState, max_rounds: Int[Array, ""] | int) -> LoopState:
-        """Runs rounds until all sequences are done or `max_rounds` since `prefill`; compiled.
+        """Runs rounds until all sequences are done or `max_rounds` are counted; compiled.
 
-        To stream, call it repeatedly with a growing `max_rounds`. The state is donated.
+        `state.stats` counts since `prefill`, so to stream, call it repeatedly with a growing
+        `max_rounds`. The state is donated.
         """
         return lax.while_loop(
             lambda state: ~jnp.all(state.is_done) & (jnp.max(state.stats.rounds) < max_rounds),

@@ -43,7 +43,7 @@ def speculative_generate(
         key: decides the tokens above temperature 0; from `jax.random.key`, or an array of one key
             for each sequence. Wrap an old-style key with `jax.random.wrap_key_data`.
         target: the model; static, as are all further arguments but `max_rounds`.
-        drafter: the method; it affects the speed, not the tokens.
+        drafter: the method; under `coupled` verification it affects the speed alone.
         sampling: temperature, filters, and the verification rule.
         max_new_tokens: maximum number of new tokens per sequence.
         eos: token or tokens that end a sequence.

@@ -11,7 +11,7 @@ import numpy as np
 from specjax.core.errors import SpecjaxError
 from specjax.core.settings import SettingError
 from specjax.decoding.processors import LogitBias
-from specjax.decoding.sampling import Sampling, SamplingValues, SharedSampling
+from specjax.decoding.sampling import PerSequenceSampling, Sampling, SamplingValues
 
 # Numbers that switch a control on in the program; the sequences' own are in SamplingValues.
 ON = {
@@ -30,7 +30,7 @@ OFF = {name: getattr(Sampling(), name) for name in (*ON, "top_k")}
 
 def per_sequence(
     samplings: Sequence[Sampling], vocab_size: int
-) -> tuple[SharedSampling, SamplingValues]:
+) -> tuple[PerSequenceSampling, SamplingValues]:
     """Returns the settings of a batch, and the values for its sequences.
 
     Pass both: the settings are static and name the controls that any sequence switches on, the
@@ -62,7 +62,7 @@ def per_sequence(
     log_min_p = [math.log(one.min_p) if one.min_p else -math.inf for one in samplings]
     values = {name: [getattr(one, name) for one in samplings] for name in FLOATS}
     settings: dict[str, Any] = {**vars(shared[0]), **chosen, "top_k": max(top_k) or None}
-    return SharedSampling(**settings), SamplingValues(
+    return PerSequenceSampling(**settings), SamplingValues(
         **{name: jnp.asarray(numbers, jnp.float32) for name, numbers in values.items()},
         top_k=jnp.asarray(top_k, jnp.int32),
         log_min_p=jnp.asarray(log_min_p, jnp.float32),

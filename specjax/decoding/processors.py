@@ -102,7 +102,7 @@ class Processor(ABC):
     A processor with a small state per node, such as an automaton, defines `init` and a `step` from
     state and token to state: `apply` reads `nodes.states(self.step, state)`, and `commit` returns
     `advanced(self.step, state, tokens, count)`. `params` are arrays of the request, from
-    `Params.processors`.
+    `Params.processors`; those of `Sampling`'s own controls are its `SamplingValues`, if any.
     """
 
     def check(self, params: Any, vocab_size: int, eos: tuple[int, ...]) -> None:  # noqa: B027

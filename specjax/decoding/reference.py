@@ -14,7 +14,7 @@ from specjax.core.errors import SpecjaxError, check_type
 from specjax.decoding.processors import Nodes
 from specjax.decoding.prompt import Prompt
 from specjax.decoding.request import check_key, check_processors, check_request, end_tokens
-from specjax.decoding.sampling import Draw, Sampling, SharedSampling, sequence_keys
+from specjax.decoding.sampling import Draw, PerSequenceSampling, Sampling, sequence_keys
 from specjax.decoding.tree import chain
 from specjax.models.target import Target, causal_rows
 
@@ -41,7 +41,7 @@ def reference_generate(
     """
     eos = end_tokens(eos, target)
     check_type("sampling", sampling, Sampling, "specjax.Sampling(temperature=...)")
-    if isinstance(sampling, SharedSampling):
+    if isinstance(sampling, PerSequenceSampling):
         raise SpecjaxError("the reference takes no settings of per_sequence; pass one Sampling")
     check_request(params, prompt, target, max_new_tokens)
     check_key(key, prompt.tokens.shape[0])

@@ -147,7 +147,7 @@ class Sampling:
 
     @property
     def needs_draft_probs(self) -> bool:
-        """Whether verification needs the distributions that drafted tokens were drawn from."""
+        """Whether verification uses the distributions that tokens were drafted from, if any."""
         return self.verification == "rejection" and not self.is_greedy
 
     @property
@@ -210,8 +210,8 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class SharedSampling(Sampling):
-    """The settings that `per_sequence` returns: their numbers stand in `Params.sampling`."""
+class PerSequenceSampling(Sampling):
+    """Settings from `per_sequence`, whose numbers only switch on what `SamplingValues` holds."""
 
 
 def _top_p_mask(
@@ -235,7 +235,7 @@ def _top_p_mask(
 
 @pytree
 class Draw:
-    """The random draws of one round, shared by the drafter and the verifier.
+    """The settings and the random draws of one round, shared by the drafter and the verifier.
 
     With a draft vocabulary, draws are restricted to its R tokens: so are logits, noise and ranks.
     """

@@ -1,4 +1,4 @@
-"""Runs one method on one target: compiles, warms up, prefills, decodes, and times each of them."""
+"""Runs one method on one target: compiles it, warms it up, and times prefill and decoding."""
 
 import time
 from collections import Counter
@@ -122,7 +122,7 @@ class Runner:
         """Prefills and decodes, and times both.
 
         `begin` replaces the prefill, as in a later turn of a conversation. `show` and `is_over` are
-        called with the text every few rounds, which is not timed; `is_over` ends the text early.
+        called with the generation every few rounds, which is not timed; `is_over` ends it early.
         """
         started = time.perf_counter()
         state = jax.block_until_ready(begin()) if begin else self.prefill(prepared)

@@ -58,11 +58,11 @@ class Task:
 def read_tasks(
     source: str, limit: int, seed: int = 0, is_validation: bool = False
 ) -> tuple[Task, ...]:
-    """Returns the first `limit` tasks of each kind, ordered by kind; warns about other records.
+    """Returns the first `limit` tasks of each kind, kind by kind; warns about bad records.
 
-    `source` is "pocket", or what `task_files.read_questions` reads. The kind is the `category` of a
-    question, or else the name of the file. `seed` selects among pocket's tasks, and `is_validation`
-    takes those for tuning; other sources have one set.
+    `source` is "pocket", or what `task_files.read_questions` reads. The kind is the `category` or
+    `data_source` of a question, or else the name of the file. `seed` selects among pocket's tasks,
+    and `is_validation` takes those for tuning; other sources have one set.
     """
     check_whole("limit", limit, 1)
     if source == POCKET:

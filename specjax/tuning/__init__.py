@@ -1,1 +1,1 @@
-"""Finds the best settings of a method for a target."""
+"""Finds the best settings of methods, and the best method, for a target and a machine."""

@@ -11,7 +11,7 @@ import pytest
 from specjax.core.errors import SpecjaxError
 from specjax.decoding import Engine, Params, Sampling, reference_generate
 from specjax.decoding.per_sequence import per_sequence
-from specjax.decoding.sampling import SharedSampling
+from specjax.decoding.sampling import PerSequenceSampling
 from tests.decoding.contract import generate
 from tests.decoding.test_contract import of_method
 from tests.decoding.tiny import prompt, target
@@ -94,9 +94,11 @@ def test_values_round_as_the_constants_of_settings_do():
 
 def test_controls_that_all_sequences_leave_off_stay_out_of_the_program():
     sampling, values = per_sequence([Sampling(), Sampling(top_k=VOCAB)], VOCAB)
-    assert sampling == SharedSampling()
+    assert sampling == PerSequenceSampling()
     assert values.logit_bias is None
-    assert per_sequence([Sampling(min_p=0.1), Sampling()], VOCAB)[0] == SharedSampling(min_p=0.5)
+    assert per_sequence([Sampling(min_p=0.1), Sampling()], VOCAB)[0] == PerSequenceSampling(
+        min_p=0.5
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def show(
     bandwidth: float | None,
     sampling: Sampling = Sampling(),
 ) -> None:
-    """Prints the table and the meaning of its numbers, and in red anything that invalidates it.
+    """Prints the table, what some columns mean, and in red anything that invalidates it.
 
     All rows have the same temperature and batch size; `bandwidth` is in bytes per second, if known.
     """
