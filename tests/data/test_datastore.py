@@ -221,7 +221,7 @@ def test_a_line_without_text_is_named_and_skipped(tmp_path, line, capsys):
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "one"}}\n\n{line}\n{{"text": "two"}}\n')
     assert read(file) == ["one", "two"]
-    keys = "'text' or 'content' or 'messages' or 'conversations'"
+    keys = "'text' or 'content' or 'conversations' or 'conversation' or 'messages'"
     assert f"specjax: {file}:3 has no text under {keys}" in capsys.readouterr().err
     file.write_text(line)
     with pytest.raises(SpecjaxError, match=r"holds no text \(.*; write lines such as"):
