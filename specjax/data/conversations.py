@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from specjax.core.chat import Message
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_text
-from specjax.data.records import Record, content_text, good_records, read_records
+from specjax.data.records import TURN_KEYS, Record, content_text, good_records, read_records
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {  # as files have them
@@ -29,7 +29,6 @@ ROLES = {  # as files have them
     **dict.fromkeys((USER, "human"), USER),
     **dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "model"), ASSISTANT),
 }
-TURN_KEYS = ("conversations", "conversation", "messages")
 TEXT_SUFFIXES = (".txt", ".md")
 PART_CHARACTERS = 4000  # minimum length of a part of a text file, which is cut at blank lines
 MIN_PARTS = 20  # a file too short for that is cut into about this many

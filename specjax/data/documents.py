@@ -8,8 +8,7 @@ from typing import Any
 
 from specjax.core.errors import SpecjaxError
 from specjax.core.files import expand_user, read_text, reading
-from specjax.data.conversations import TURN_KEYS
-from specjax.data.records import content_text, good_records, read_records
+from specjax.data.records import TURN_KEYS, content_text, good_records, read_records
 
 TEXT_KEYS = ("text", "content")  # of a record; the first wins
 BATCH_CHARACTERS = 1_000_000  # tokenized in one call

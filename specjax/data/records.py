@@ -25,6 +25,7 @@ from specjax.core.files import (
     reading,
 )
 
+TURN_KEYS = ("conversations", "conversation", "messages")  # of chats; the first wins
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # A hub id, which may go on with a configuration and a split; or the address of a JSON file.
 DATASET_ID = re.compile(rf"(?!.*\.jsonl?$){HUB_ID.pattern}(:[\w.-]*)?(:[\w.-]+)?|https?://\S+")
