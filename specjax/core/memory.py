@@ -24,7 +24,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 def device_bytes(tree: Any, halves_int4: bool = True) -> int:
     """Returns the bytes of all leaves, arrays or shapes, that one device holds.
 
-    With `halves_int4` it takes half a byte; in XLA's arrays on a CPU it takes a whole one.
+    With `halves_int4` an int4 takes half a byte; in XLA's arrays on a CPU it takes a whole one.
     """
 
     def bytes_of(leaf: Any) -> int:

@@ -28,9 +28,10 @@ from specjax.decoding.request import (
     check_memory,
     check_processors,
     check_request,
+    check_values,
     end_tokens,
 )
-from specjax.decoding.sampling import Draw, PerSequenceSampling, Sampling, sequence_keys
+from specjax.decoding.sampling import Draw, Sampling, sequence_keys
 from specjax.decoding.state import NO_SOURCE, Generation, LoopState, Prefix, Stats
 from specjax.decoding.tree import NO_BONUS, DraftTree, LogProbs, Verification
 from specjax.decoding.widths import compiled_widths, padded_pass_width, verify_pass
@@ -105,27 +106,8 @@ class Engine:
         self.drafter.check(self.target, params.drafter)
         check_request(params.target, prompt, self.target, room or self.max_new_tokens)
         check_processors(self.sampling, params.processors, self.target.config, self.eos)
-        batch, values = prompt.tokens.shape[0], params.sampling
-        if values is not None and len(values.top_k) != batch:
-            raise SpecjaxError(
-                f"Params.sampling has values for {len(values.top_k)} sequences, the prompt has "
-                f"{batch}; pass per_sequence one Sampling for each"
-            )
-        if values is not None and self.sampling.verification != "coupled":
-            raise SpecjaxError(
-                "Params.sampling needs coupled verification; pass the settings of per_sequence"
-            )
-        if (values is None) == isinstance(self.sampling, PerSequenceSampling):
-            raise SpecjaxError(
-                "Engine has the settings of per_sequence and Params.sampling not its values, or "
-                "the reverse; pass both"
-            )
-        bias, vocab_size = values and values.logit_bias, self.target.config.vocab_size
-        if bias is not None and bias.shape[1] != vocab_size:
-            raise SpecjaxError(
-                f"Params.sampling has biases for {bias.shape[1]} tokens, the target has "
-                f"{vocab_size}; pass that number to per_sequence"
-            )
+        batch = prompt.tokens.shape[0]
+        check_values(self.sampling, params.sampling, batch, self.target.config.vocab_size)
         if batch > 1:
             check_batch(self.mesh, batch, "a batch of")
         if with_memory:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from specjax.core.errors import SpecjaxError, check_ids, check_type, check_whole
 from specjax.core.memory import check_fits, device_bytes
 from specjax.decoding.prompt import Prompt
-from specjax.decoding.sampling import Sampling
+from specjax.decoding.sampling import PerSequenceSampling, Sampling, SamplingValues
 from specjax.models.attention import KEY_BLOCK
 from specjax.models.config import TransformerConfig
 from specjax.models.prefill import PREFILL_CHUNK
@@ -77,6 +77,32 @@ def check_key(key: Any, batch: int) -> None:
         raise SpecjaxError(
             f"key is of type {type(key).__name__}, an old-style key, or not one for each of "
             f"{batch} sequence(s); pass jax.random.key(0), or jax.random.wrap_key_data(key)"
+        )
+
+
+def check_values(
+    sampling: Sampling, values: SamplingValues | None, batch: int, vocab_size: int
+) -> None:
+    """Raises SpecjaxError unless settings and values of `per_sequence` go together with a batch."""
+    if values is not None and len(values.top_k) != batch:
+        raise SpecjaxError(
+            f"Params.sampling has values for {len(values.top_k)} sequences, the prompt has "
+            f"{batch}; pass per_sequence one Sampling for each"
+        )
+    if values is not None and sampling.verification != "coupled":
+        raise SpecjaxError(
+            "Params.sampling needs coupled verification; pass the settings of per_sequence"
+        )
+    if (values is None) == isinstance(sampling, PerSequenceSampling):
+        raise SpecjaxError(
+            "Engine has the settings of per_sequence and Params.sampling not its values, or the "
+            "reverse; pass both"
+        )
+    bias = values and values.logit_bias
+    if bias is not None and bias.shape[1] != vocab_size:
+        raise SpecjaxError(
+            f"Params.sampling has biases for {bias.shape[1]} tokens, the target has {vocab_size}; "
+            "pass that number to per_sequence"
         )
 
 

@@ -193,7 +193,7 @@ class Worker:
         return Batch(engine, params, self._batch_size)
 
     def _make_room(self, batch: Batch, job: Job) -> None:
-        """Drops the kept texts if there is no memory for a batch beside them."""
+        """Drops the kept texts if a batch does not fit in memory beside them."""
         prompts = from_ids([job.ids] * self._batch_size, doubled_length(job.ids))
         try:
             batch.engine.check(batch.params, prompts, job.max_tokens)
